@@ -70,22 +70,22 @@ def test_products_that_memory_limits() -> None:
 @pytest.mark.parametrize("model", [GPT, LLAMA], ids=lambda model: model.name)
 def test_a_layer_is_its_operations_where_nothing_else_takes_time(model: Transformer, recompute: Recompute) -> None:
     training = replace(HOW, recompute=recompute)
-    fabric = Priced()
-    done = CurveCosts(model, PLAIN, training, fabric).layer()
+    transport = Priced()
+    done = CurveCosts(model, PLAIN, training, transport).layer()
     gathers = 4 * 2 * TOKENS * 64
-    assert fabric.asked == [("allgather", "tp", 2 * TOKENS * 64), ("reducescatter", "tp", 2 * TOKENS * 64)]
+    assert transport.asked == [("allgather", "tp", 2 * TOKENS * 64), ("reducescatter", "tp", 2 * TOKENS * 64)]
     assert done.forward_ns == model.layer_forward_flops(3, 32) / 2 + gathers
     again = gathers if recompute == "full" else 0
     assert done.backward_ns == model.layer_backward_flops(3, 32, training.recompute) / 2 + gathers + again
 
 
 def test_without_sequence_parallelism_there_are_all_reduces() -> None:
-    fabric = Priced()
-    CurveCosts(GPT, PLAIN, replace(HOW, sequence_parallel=False), fabric).layer()
-    assert fabric.asked == [("allreduce", "tp", 2 * TOKENS * 64)]
-    fabric = Priced()
-    CurveCosts(GPT, PLAIN, replace(HOW, tensor=1), fabric).layer()
-    assert fabric.asked == []
+    transport = Priced()
+    CurveCosts(GPT, PLAIN, replace(HOW, sequence_parallel=False), transport).layer()
+    assert transport.asked == [("allreduce", "tp", 2 * TOKENS * 64)]
+    transport = Priced()
+    CurveCosts(GPT, PLAIN, replace(HOW, tensor=1), transport).layer()
+    assert transport.asked == []
 
 
 def test_bytes_through_memory() -> None:
@@ -110,10 +110,10 @@ class _Free(Priced):
 def test_experts() -> None:
     """Each token goes to two of eight, a quarter of which sit on each of four ranks: as many products as two MLPs."""
     model = replace(LLAMA, experts=Experts(8, 2))
-    fabric = Priced()
-    done = CurveCosts(model, PLAIN, replace(HOW, data=4, expert=4), fabric).layer()
+    transport = Priced()
+    done = CurveCosts(model, PLAIN, replace(HOW, data=4, expert=4), transport).layer()
     routed = 2 * TOKENS * 2 * 64 // 2
-    assert fabric.asked[0] == ("alltoall", "ep", routed)
+    assert transport.asked[0] == ("alltoall", "ep", routed)
     assert done.forward_ns == model.layer_forward_flops(3, 32) / 2 + 4 * 2 * TOKENS * 64 + 2 * routed
     one = 3 * 64 * 256
     attention = 2 * 64 * 64 + 2 * 64 * 32
@@ -127,10 +127,10 @@ def test_experts() -> None:
 def test_context_parallelism_hides_what_attention_takes_as_long_as() -> None:
     """A quarter of the tokens; keys and values go round beside three quarters of attention."""
     training = replace(HOW, context=4, tensor=1, batch=1)
-    fabric = Priced()
-    done = CurveCosts(LLAMA, PLAIN, training, fabric).layer()
+    transport = Priced()
+    done = CurveCosts(LLAMA, PLAIN, training, transport).layer()
     round_trip = 2 * 2 * 8 * 32 * 4
-    assert fabric.asked == [("allgather", "cp", round_trip)]
+    assert transport.asked == [("allgather", "cp", round_trip)]
     attention = LLAMA.attention_flops(1, 32) / 4
     late = max(0.0, round_trip - 0.75 * attention)
     assert done.forward_ns == LLAMA.layer_forward_flops(1, 32) / 4 + late
@@ -154,13 +154,13 @@ def test_memory_by_hand() -> None:
 def test_over_a_network() -> None:
     """Two nodes of four: tensor and data parallel inside, stages across; the network says what takes how long."""
     training = replace(HOW, data=2)
-    fabric = placed(NETWORK, training.degrees)
-    assert fabric.groups["tp"] == (0, 1)
-    assert fabric.groups["gradients"] == (0, 2)
-    assert fabric.pipeline == (0, 4)
+    transport = placed(NETWORK, training.degrees)
+    assert transport.groups["tp"] == (0, 1)
+    assert transport.groups["gradients"] == (0, 2)
+    assert transport.pipeline == (0, 4)
     payload = 2 * TOKENS * 64
     expected = collective_ns(NETWORK.network, "allgather", "auto", (0, 1), payload)
-    assert fabric.collective_ns("allgather", "tp", payload) == expected
+    assert transport.collective_ns("allgather", "tp", payload) == expected
     pipeline = analytical_pipeline(GPT, PLAIN, training, NETWORK)
     assert pipeline.p2p == "grouped"
     message = NETWORK.network.transfer_ns(payload // 2, 0, 4)

@@ -81,7 +81,6 @@ def test_nothing_outside_the_library_spells_a_schedules_name() -> None:
         if isinstance(node, ast.Constant) and node.value in SCHEDULES.names()
     }
     registry = {("schedules/__init__.py", name) for name in SCHEDULES.names()}
-    others = {("cli/paper.py", "geopipe"), ("reports/schemas.py", "geopipe")}
-    others |= {("estimate/stages.py", name) for name in ("1f1b", "interleaved")}
+    others = {("reports/schemas.py", "geopipe")}
     roles = {name for name, value in spelled if value == OBSERVED and (name.startswith("reports/"))}
     assert spelled - {(name, OBSERVED) for name in roles} == registry | others | {("model/schedule.py", OBSERVED)}

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from tracetool.estimate.device import Accelerator
     from tracetool.estimate.timings import LayerTimings, Rows
-    from tracetool.estimate.training import Fabric, Training
+    from tracetool.estimate.training import Training, Transport
     from tracetool.estimate.transformer import Transformer
 
 BYTES = 2
@@ -53,14 +53,14 @@ class CurveCosts:
         model: The model.
         device: The device.
         training: How it is trained.
-        fabric: What carries collectives.
+        transport: What carries collectives.
     """
 
-    def __init__(self, model: Transformer, device: Accelerator, training: Training, fabric: Fabric) -> None:
+    def __init__(self, model: Transformer, device: Accelerator, training: Training, transport: Transport) -> None:
         self._model = model
         self._device = device
         self._training = training
-        self._fabric = fabric
+        self._transport = transport
         self._tokens = training.batch * training.sequence // training.context
 
     def layer(self) -> Passes:
@@ -118,7 +118,7 @@ class CurveCosts:
             return Passes(0, 0)
         sent = BYTES * 2 * self._tokens * self._model.kv_width // self._training.tensor
         # As many bytes as an all-gather of all parts moves.
-        around = self._fabric.collective_ns("allgather", "cp", sent * context)
+        around = self._transport.collective_ns("allgather", "cp", sent * context)
         hidden = (context - 1) / context
         return Passes(
             max(0.0, around - hidden * attention.forward_ns), max(0.0, 2 * around - hidden * attention.backward_ns)
@@ -159,7 +159,7 @@ class CurveCosts:
         if self._training.expert == 1:
             return Passes(0, 0)
         sent = BYTES * routed * self._model.hidden // self._training.tensor
-        both = 2 * self._fabric.collective_ns("alltoall", "ep", sent)
+        both = 2 * self._transport.collective_ns("alltoall", "ep", sent)
         return Passes(both, both)
 
     def _tensor_collectives_ns(self) -> int:
@@ -167,9 +167,9 @@ class CurveCosts:
             return 0
         payload = BYTES * self._tokens * self._model.hidden
         if not self._training.sequence_parallel:
-            return 2 * self._fabric.collective_ns("allreduce", "tp", payload)
-        gather = self._fabric.collective_ns("allgather", "tp", payload)
-        return 2 * (gather + self._fabric.collective_ns("reducescatter", "tp", payload))
+            return 2 * self._transport.collective_ns("allreduce", "tp", payload)
+        gather = self._transport.collective_ns("allgather", "tp", payload)
+        return 2 * (gather + self._transport.collective_ns("reducescatter", "tp", payload))
 
 
 class TimedCosts:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from tracetool.estimate.estimating import Estimate
 from tracetool.estimate.memory import transient_bytes
-from tracetool.estimate.stages import JobCosts, fabric_of, schedule_of
+from tracetool.estimate.stages import JobCosts, schedule_of, transport_of
 from tracetool.model.action import ActionKind
 from tracetool.model.topology import Topology
 from tracetool.replays.compiled import Compiled
@@ -101,7 +101,9 @@ def _shape(ranks: int, chunks: int, microbatches: int) -> _Shape:
 def _estimates(shape: _Shape, jobs: Sequence[Job], choice: NetworkChoice) -> Iterator[Estimate]:
     import numpy as np
 
-    made = [JobCosts(job.model, job.device, job.training, fabric_of(job.device, job.training, choice)) for job in jobs]
+    made = [
+        JobCosts(job.model, job.device, job.training, transport_of(job.device, job.training, choice)) for job in jobs
+    ]
     times = np.array([[0, *_times(costs, job)] for costs, job in zip(made, jobs, strict=True)], np.int64).T
     values: Int64s = times[shape.rows]
     everything = np.arange(len(shape.rows), dtype=np.int32)

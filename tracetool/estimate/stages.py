@@ -17,13 +17,13 @@ from tracetool.estimate.training import WithinNode, placed
 from tracetool.model.action import ActionKind
 from tracetool.model.pipeline import ActionCost, Pipeline, RankProfile, StageProfile, TailPart
 from tracetool.model.schedule import PipelineShape, Schedule
-from tracetool.schedules import build_schedule
+from tracetool.schedules import REFERENCE, REFERENCE_OF_CHUNKS, build_schedule
 
 if TYPE_CHECKING:
     from tracetool.estimate.device import Accelerator
     from tracetool.estimate.memory import Held
     from tracetool.estimate.timings import LayerTimings
-    from tracetool.estimate.training import Fabric, Group, Training
+    from tracetool.estimate.training import Group, Training, Transport
     from tracetool.estimate.transformer import Transformer
     from tracetool.network.file import NetworkChoice
 
@@ -33,7 +33,7 @@ norm (4), clipped (8) and set to zero (4); gradient, master weight and moments r
 and the weight (2)."""
 
 
-def fabric_of(device: Accelerator, training: Training, choice: NetworkChoice | None) -> Fabric:
+def transport_of(device: Accelerator, training: Training, choice: NetworkChoice | None) -> Transport:
     """What carries a job's collectives.
 
     Raises:
@@ -68,8 +68,8 @@ def analytical_pipeline(
         BadTopology: If the job does not fit on the network.
     """
     training.check(model, device)
-    fabric = fabric_of(device, training, choice)
-    made = JobCosts(model, device, training, fabric, timings)
+    transport = transport_of(device, training, choice)
+    made = JobCosts(model, device, training, transport, timings)
     order = schedule_of(training.stages, training.chunks, training.microbatches)
     stages = tuple(made.profile(stage) for stage in range(training.stages * training.chunks))
     ranks = tuple(made.rank(rank, messages=choice is not None) for rank in range(training.stages))
@@ -86,7 +86,7 @@ def schedule_of(stages: int, chunks: int, microbatches: int) -> Schedule:
         UnsupportedShape: If it cannot be interleaved so.
     """
     shape = PipelineShape(stages, microbatches, chunks)
-    return build_schedule("1f1b" if chunks == 1 else "interleaved", shape)
+    return build_schedule(REFERENCE if chunks == 1 else REFERENCE_OF_CHUNKS, shape)
 
 
 class StageTimes(NamedTuple):
@@ -105,7 +105,7 @@ class JobCosts:
         model: The model.
         device: What it is trained on.
         training: How.
-        fabric: What carries collectives and messages.
+        transport: What carries collectives and messages.
         timings: Layer timings, in place of the device's curve.
     """
 
@@ -114,16 +114,16 @@ class JobCosts:
         model: Transformer,
         device: Accelerator,
         training: Training,
-        fabric: Fabric,
+        transport: Transport,
         timings: LayerTimings | None = None,
     ) -> None:
         self._model = model
         self._device = device
         self._training = training
-        self._fabric = fabric
+        self._transport = transport
         self._last = training.stages * training.chunks - 1
         self._timed = None if timings is None else TimedCosts(model, training, timings)
-        costs = self._timed or CurveCosts(model, device, training, fabric)
+        costs = self._timed or CurveCosts(model, device, training, transport)
         self._layers = costs.layer().times(model.layers // (self._last + 1))
         self._ahead = costs.ahead()
         self._held: dict[tuple[bool, bool], tuple[Held, int]] = {}
@@ -135,7 +135,7 @@ class JobCosts:
         """What the message from a stage to the next takes: of each tensor-parallel rank its share."""
         rank = stage % self._training.stages
         # Between chunks the last pipeline rank sends to the first one; any other pair stands for it.
-        return self._fabric.message_ns(self.payload // self._training.tensor, min(rank, self._training.stages - 2))
+        return self._transport.message_ns(self.payload // self._training.tensor, min(rank, self._training.stages - 2))
 
     def of(self, stage: int) -> StageTimes:
         """A stage's times."""
@@ -223,7 +223,7 @@ class JobCosts:
         if training.data * training.context == 1 or not parameters:
             return 0
         if not training.sharded_optimizer:
-            return self._fabric.collective_ns("allreduce", group, GRADIENT_BYTES * parameters)
-        return self._fabric.collective_ns(
+            return self._transport.collective_ns("allreduce", group, GRADIENT_BYTES * parameters)
+        return self._transport.collective_ns(
             "reducescatter", group, GRADIENT_BYTES * parameters
-        ) + self._fabric.collective_ns("allgather", group, WEIGHT_BYTES * parameters)
+        ) + self._transport.collective_ns("allgather", group, WEIGHT_BYTES * parameters)

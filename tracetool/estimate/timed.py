@@ -73,8 +73,8 @@ def timed_pipeline(model: RuntimeModel, plan: TimedPlan, timings: LayerTimings, 
     stages = len(plan.layers)
     if min(plan.layers) < 1 or (stages == 1 and plan.layers[0] < 2):
         raise ScenarioError("a stage has no layers; embedding and head count as one each.")
-    fabric = placed(choice, plan.degrees)
-    made = _TimedStages(model, plan, timings, fabric)
+    transport = placed(choice, plan.degrees)
+    made = _TimedStages(model, plan, timings, transport)
     order = schedule_of(stages, 1, plan.microbatches)
     return Pipeline(
         tuple(made.profile(stage) for stage in range(stages)),
@@ -86,10 +86,10 @@ def timed_pipeline(model: RuntimeModel, plan: TimedPlan, timings: LayerTimings, 
 class _TimedStages:
     """Stages of one plan; each is a pipeline rank."""
 
-    def __init__(self, model: RuntimeModel, plan: TimedPlan, timings: LayerTimings, fabric: OverNetwork) -> None:
+    def __init__(self, model: RuntimeModel, plan: TimedPlan, timings: LayerTimings, transport: OverNetwork) -> None:
         self._model = model
         self._plan = plan
-        self._fabric = fabric
+        self._transport = transport
         self._rows = timings.of(model.name, plan.tensor, plan.batch)
         self._last = len(plan.layers) - 1
 
@@ -133,8 +133,8 @@ class _TimedStages:
             },
             forward_payload_bytes=None if stage == self._last else payload,
             backward_payload_bytes=None if stage == 0 else payload,
-            forward_transfer_ns=0 if stage == self._last else self._fabric.message_ns(payload, stage) or 0,
-            backward_transfer_ns=0 if stage == 0 else self._fabric.message_ns(payload, stage - 1) or 0,
+            forward_transfer_ns=0 if stage == self._last else self._transport.message_ns(payload, stage) or 0,
+            backward_transfer_ns=0 if stage == 0 else self._transport.message_ns(payload, stage - 1) or 0,
             evidence="model",
         )
 
@@ -156,7 +156,7 @@ class _TimedStages:
         gradients = BYTES * parameters
         buckets, rest = divmod(gradients, BYTES * _BUCKET_ENTRIES)
         reduced = sum(
-            self._fabric.collective_ns("allreduce", "gradients", size)
+            self._transport.collective_ns("allreduce", "gradients", size)
             for size in (*(BYTES * _BUCKET_ENTRIES,) * buckets, rest)
             if size
         )

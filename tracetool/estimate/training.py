@@ -106,7 +106,7 @@ Group = Literal["tp", "cp", "ep", "gradients", "expert_gradients"]
 _ALONG: Mapping[Group, Dimension] = {"tp": "tp", "cp": "cp", "ep": "ep", "gradients": "dp", "expert_gradients": "dp"}
 
 
-class Fabric(Protocol):
+class Transport(Protocol):
     """What carries collectives and messages."""
 
     def collective_ns(self, kind: Kind, group: Group, payload_bytes: int) -> int:

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
 REFERENCE = "1f1b"
 """What others are compared with where nothing tells which schedule was recorded."""
+REFERENCE_OF_CHUNKS = "interleaved"
+"""What frameworks run of several stages per rank."""
 
 Heeded = Literal["extra forwards", "group", "overlap ratio", "time limit"]
 

@@ -8,7 +8,7 @@ from math import prod
 from typing import TYPE_CHECKING
 
 from tracetool.errors import Option
-from tracetool.estimate.stages import analytical_pipeline, fabric_of
+from tracetool.estimate.stages import analytical_pipeline, transport_of
 from tracetool.estimate.training import Training
 from tracetool.model.action import ActionKind
 from tracetool.model.notice import Silent
@@ -198,8 +198,8 @@ def _assumptions(choice: PaperChoice) -> tuple[Assumption, ...]:
     ]
     exposed = []
     for setting, pipeline in zip(settings, pipelines, strict=True):
-        fabric = fabric_of(device, setting.training, None)
-        one = fabric.collective_ns("allgather", "tp", payload_bytes(pipeline))
+        transport = transport_of(device, setting.training, None)
+        one = transport.collective_ns("allgather", "tp", payload_bytes(pipeline))
         exposed.append(format_duration(8 * setting.model.layers // STAGES * one))
     payloads = [f"{payload_bytes(pipeline) / 1e6:.1f} MB" for pipeline in pipelines]
     efficiencies = ", ".join(f"{100 * ratio:g} %" for ratio in grid.efficiency_ratios)
