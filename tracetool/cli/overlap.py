@@ -25,9 +25,22 @@ from tracetool.cli.question import command_line
     metavar="MEASURED.json",
     help="Predict the ways that this file measured, and compare (schemas/measured-overlap.schema.json).",
 )
+@click.option(
+    "--bandwidth",
+    metavar="BANDWIDTHS",
+    help="Also over other links between the ranks, each way, as in 25GB/s,50GB/s,100GB/s: where does it begin to pay?",
+)
 @JSON
 @QUIET
-def overlap(traces: tuple[Path, ...], ways: str | None, measured: Path | None, *, as_json: bool, quiet: bool) -> None:
+def overlap(
+    traces: tuple[Path, ...],
+    ways: str | None,
+    measured: Path | None,
+    bandwidth: str | None,
+    *,
+    as_json: bool,
+    quiet: bool,
+) -> None:
     """Say whether overlap pays for a layer's collective and its matrix product.
 
     Reads recordings of layers as they are, each in a folder of its own: an all-gather and the product that eats it, or
@@ -37,6 +50,7 @@ def overlap(traces: tuple[Path, ...], ways: str | None, measured: Path | None, *
     Examples:
       tracetool overlap layer_traces
       tracetool overlap layer_traces --overlap slice:2,p2p --json
+      tracetool overlap layer_traces --bandwidth 25GB/s,50GB/s,100GB/s
       tracetool overlap layer_traces --measured measured.json --json
     """
     from tracetool.overlap.answer import WAYS, answer_for, parse_ways
@@ -46,8 +60,10 @@ def overlap(traces: tuple[Path, ...], ways: str | None, measured: Path | None, *
     from tracetool.reports import CallFacts
     from tracetool.reports.checks import overlap as report
     from tracetool.reports.checks.validation import InputInfo
+    from tracetool.units import parse_bandwidth_bytes_per_s
     from tracetool.version import __version__
 
+    bandwidths = [parse_bandwidth_bytes_per_s(each) for each in bandwidth.split(",")] if bandwidth else []
     tried = WAYS if ways is None else parse_ways(ways)
     facts, names = CallFacts(__version__, command_line()), [str(path) for path in traces]
     file = None if measured is None else read_measured(measured)
@@ -62,7 +78,7 @@ def overlap(traces: tuple[Path, ...], ways: str | None, measured: Path | None, *
             else report.render_comparison_text(done, info)
         )
     else:
-        answer = answer_for(recordings, tried)
+        answer = answer_for(recordings, tried, bandwidths=bandwidths)
         printed = report.render_answer_json(answer, names, facts) if as_json else report.render_answer_text(answer)
     print_result(printed.decode())
     if not as_json:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from tracetool.errors import BadQuery, ReconstructError
@@ -84,12 +84,15 @@ class LayerSide:
         side: ag or rs.
         ranks: Of the group.
         ways: As it is (none) first.
+        over: The same over links of other bandwidths (bytes per second), without async-tp: copy engines reach no
+            further than the recorded link.
     """
 
     shape: LayerShape
     side: str
     ranks: int
     ways: tuple[WayTime, ...]
+    over: tuple[tuple[int, LayerSide], ...] = ()
 
     @property
     def best(self) -> WayTime:
@@ -141,12 +144,15 @@ class OverlapAnswer:
     left: tuple[str, ...]
 
 
-def answer_for(recordings: Sequence[LayerRecording], ways: Sequence[str] = WAYS) -> OverlapAnswer:
+def answer_for(
+    recordings: Sequence[LayerRecording], ways: Sequence[str] = WAYS, *, bandwidths: Sequence[int] = ()
+) -> OverlapAnswer:
     """Evaluate ways for every layer that was recorded as it is.
 
     Args:
         recordings: Of layers.
         ways: What to try; none first.
+        bandwidths: Of other links between the ranks, in bytes per second, to try the same over.
 
     Raises:
         ReconstructError: If no product stands beside a collective.
@@ -159,8 +165,16 @@ def answer_for(recordings: Sequence[LayerRecording], ways: Sequence[str] = WAYS)
             hint="CUDA graphs and compiled kernels hide them; so do recordings without shapes",
         )
     device = recordings[0].device
+
+    def evaluated(shape: LayerShape, side: str, of: Machine, tried: Sequence[str]) -> LayerSide:
+        return LayerSide(shape, side, of.gather.ranks, tuple(_way(way, side, shape, of, device) for way in tried))
+
+    linked = [way for way in ways if way != "async-tp"]
     sides = tuple(
-        LayerSide(shape, side, machine.gather.ranks, tuple(_way(way, side, shape, machine, device) for way in ways))
+        replace(
+            evaluated(shape, side, machine, ways),
+            over=tuple((each, evaluated(shape, side, machine.over(each / 1e9), linked)) for each in bandwidths),
+        )
         for shape, side in found
     )
     left = tuple(

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -35,16 +36,18 @@ class RingCost:
         start_ns: Time of a message without bytes.
         hop_bytes_per_ns: Bytes that pass a hop per nanosecond.
         blocks: Thread blocks of the kernel: each holds an SM.
+        limit_bytes_per_ns: Bandwidth of another link in its place; what was recorded is no faster for a faster one.
     """
 
     ranks: int
     start_ns: float
     hop_bytes_per_ns: float
     blocks: int
+    limit_bytes_per_ns: float = math.inf
 
     def duration_ns(self, part_bytes: float) -> float:
         """Time once all ranks are there; ``part_bytes`` is what each rank gives (all-gather) or gets."""
-        return self.start_ns + (self.ranks - 1) * part_bytes / self.hop_bytes_per_ns
+        return self.start_ns + (self.ranks - 1) * part_bytes / min(self.hop_bytes_per_ns, self.limit_bytes_per_ns)
 
     @property
     def is_fast(self) -> bool:
@@ -68,7 +71,7 @@ class RingCost:
             if self.is_fast
             else self.hop_bytes_per_ns * _SLOW_EXCHANGE_RATIO
         )
-        return _EXCHANGE_START_NS + payload_bytes / rate
+        return _EXCHANGE_START_NS + payload_bytes / min(rate, self.limit_bytes_per_ns)
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,4 +118,11 @@ class Machine:
 
     def engine_ns(self, payload_bytes: float) -> float:
         """Time of a copy from another device's memory by a copy engine."""
-        return payload_bytes / _COPY_ENGINE_BYTES_PER_NS
+        return payload_bytes / min(_COPY_ENGINE_BYTES_PER_NS, self.gather.limit_bytes_per_ns)
+
+    def over(self, bytes_per_ns: float) -> Machine:
+        """The same machine with links of another bandwidth between the ranks of a group."""
+        gather, scatter, reduce = (
+            replace(ring, limit_bytes_per_ns=bytes_per_ns) for ring in (self.gather, self.scatter, self.reduce)
+        )
+        return replace(self, gather=gather, scatter=scatter, reduce=reduce)

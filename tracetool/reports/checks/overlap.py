@@ -11,7 +11,7 @@ from tracetool.reports import as_json
 from tracetool.reports.answer.text import Note, table, wrapped
 from tracetool.reports.checks.validation import InputInfo  # noqa: TC001 - msgspec reads it
 from tracetool.tables.fields import Head, SchemaId, as_struct, doc
-from tracetool.units import format_duration
+from tracetool.units import format_bandwidth, format_duration
 
 if TYPE_CHECKING:
     from tracetool.overlap.answer import LayerSide, OverlapAnswer, WayTime
@@ -74,6 +74,16 @@ class OverlapWay(msgspec.Struct, kw_only=True):
     mfu_ratio: Annotated[float | None, doc("Model FLOPS utilisation; null where the device's peak is not known.")]
 
 
+class OverlapLink(msgspec.Struct, kw_only=True):
+    """One side of a layer over a link of another bandwidth."""
+
+    bandwidth_bytes_per_s: Annotated[int, doc("Bandwidth between two ranks, each way.")]
+    call_ms: Annotated[float, doc("Time of one call as it is.")]
+    pays: Annotated[bool | None, doc("Whether overlap pays by more than its error; null if that is open.")]
+    best: Annotated[str, doc("The fastest way.")]
+    gain_ratio: Annotated[float, doc("What it takes less than the layer as it is, over that.")]
+
+
 class OverlapSide(msgspec.Struct, kw_only=True):
     """One side of a layer."""
 
@@ -83,6 +93,7 @@ class OverlapSide(msgspec.Struct, kw_only=True):
     pays: Annotated[bool | None, doc("Whether overlap pays by more than its error; null if that is open.")]
     best: Annotated[str, doc("The fastest way.")]
     ways: Annotated[list[OverlapWay], doc("As it is first.")]
+    over: Annotated[list[OverlapLink], doc("Over links of other bandwidths that were asked for.")]
 
 
 class OverlapInfo(Head, kw_only=True):
@@ -169,6 +180,13 @@ def render_answer_json(done: OverlapAnswer, traces: list[str], facts: CallFacts)
                 )
                 for way in side.ways
             ],
+            over=[
+                as_struct(
+                    OverlapLink, there, bandwidth_bytes_per_s=bandwidth, call_ms=there.ways[0].time.call_ns / 1e6,
+                    best=there.best.way, gain_ratio=there.gain_ratio(there.best),
+                )
+                for bandwidth, there in side.over
+            ],
         )
         for side in done.sides
     ]  # fmt: skip
@@ -177,7 +195,11 @@ def render_answer_json(done: OverlapAnswer, traces: list[str], facts: CallFacts)
 
 def render_answer_text(done: OverlapAnswer) -> bytes:
     """The answer first, then every way of every layer."""
-    lines = [line for side in done.sides for line in (*wrapped([_verdict(side)]), *table(_side_cells(side)), "")]
+    lines = [
+        line
+        for side in done.sides
+        for line in (*wrapped([_verdict(side)]), *table(_side_cells(side)), *wrapped(_over_lines(side)), "")
+    ]
     if any(side.best.way == "async-tp" or side.pays_without_host for side in done.sides):
         lines += wrapped([Note("async-tp was compared with measured calls of groups of two ranks alone (H200)")])
     lines += wrapped([Note(text) for text in done.left])
@@ -198,6 +220,17 @@ def _verdict(side: LayerSide) -> str:
         return told
     gain = 1 - free.time.device_ns / side.ways[0].time.device_ns
     return f"{told} If hosts took no time (CUDA graphs), {free.way} would be {gain:.1%} shorter."
+
+
+def _over_lines(side: LayerSide) -> list[str]:
+    """Over links of other bandwidths: whether it pays there, and what."""
+    said = {True: "pays", False: "does not pay", None: "changes less than its error"}
+    return [
+        f"    over {format_bandwidth(bandwidth)}: {format_duration(there.ways[0].time.call_ns)} as it is; overlap "
+        f"{said[there.pays]}, {found.way} {there.gain_ratio(found):+.1%} (±{found.error_ratio:.0%})"
+        for bandwidth, there in side.over
+        if (found := there.next_best) is not None
+    ]
 
 
 def _side_cells(side: LayerSide) -> list[tuple[str, ...]]:
