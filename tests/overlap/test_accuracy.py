@@ -107,3 +107,10 @@ def test_doubtful_rows_say_why() -> None:
         guessed = not is_recorded(row) and "only" not in row.measured.variant
         assert ("its kernel is a guess" in (row.reason or "")) is guessed
     assert any(row.time and row.time.is_host_bound and "host" in (row.reason or "") for row in h200().rows)
+
+
+def test_recordings_of_layers_that_overlap_already_are_left() -> None:
+    """All ten recordings of h100-tp, with peer-to-peer and sliced ones, tell what the four plain ones tell."""
+    folder = data("h100-tp")
+    everything = compared((folder / "traces",), folder / "measured.json")
+    assert [row.predicted_ms for row in everything.rows] == [row.predicted_ms for row in h100().rows]

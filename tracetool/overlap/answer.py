@@ -178,7 +178,7 @@ def answer_for(
         for shape, side in found
     )
     left = tuple(
-        f"{each.name}: sends and receives, as of a layer that overlaps already"
+        f"{each.name}: sends and receives, or products beside collectives: it overlaps already"
         for each in recordings
         if each.has_exchanges
     )

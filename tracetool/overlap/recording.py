@@ -44,6 +44,11 @@ FROM comms c LEFT JOIN events k
 WHERE c.start_ns IS NOT NULL
 ORDER BY c.rank, c.position
 """
+_BESIDE = """
+SELECT 1 FROM comms c JOIN events k
+    ON k.rank = c.rank AND k.category = 'kernel' AND k.start_ns < c.end_ns AND k.start_ns + k.duration_ns > c.start_ns
+WHERE regexp_matches(lower(k.name), 'nvjet|gemm|cutlass|xmma|cublas|cijk|mat_?mul') LIMIT 1
+"""
 _CALLS = """
 SELECT rank, duration_ns FROM events
 WHERE category = 'op' AND regexp_matches(name, '^c10d::.*(allgather|reduce_scatter|allreduce)') ORDER BY rank, start_ns
@@ -108,7 +113,8 @@ class LayerRecording:
         products: Of each shape.
         collectives: Of each kind and size.
         call_ns: What the slowest rank's host spent on a collective's call, with the profiler; None if it made none.
-        has_exchanges: Whether it holds sends and receives: then it is no layer as it is without overlap.
+        has_exchanges: Whether it holds sends and receives, or products beside collectives: then it is no layer as it is
+            without overlap.
     """
 
     name: str
@@ -175,7 +181,7 @@ def read_recording(run: Run) -> LayerRecording:
         tuple(_products(rows)),
         tuple(_collectives(collectives)),
         max(_by_rank(connection.execute(_CALLS).fetchall()), default=None),
-        any(row[0] in {"send", "recv"} for row in collectives),
+        any(row[0] in {"send", "recv"} for row in collectives) or bool(connection.execute(_BESIDE).fetchall()),
     )
 
 
