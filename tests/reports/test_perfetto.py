@@ -7,6 +7,7 @@ import importlib.util
 import json
 import shutil
 import subprocess
+from dataclasses import replace
 from functools import cache
 from itertools import pairwise
 from pathlib import Path
@@ -22,7 +23,8 @@ from hypothesis import strategies as st
 
 from tracetool.causes.cause import Cause, Idle
 from tracetool.cli import cli
-from tracetool.model.action import ActionKind
+from tracetool.model.action import ActionKind, CollectiveUse
+from tracetool.model.pipeline import TailPart
 from tracetool.model.scenario import Scenario
 from tracetool.model.timeline import Op, Timeline, Transfer
 from tracetool.model.topology import Topology
@@ -140,6 +142,20 @@ def test_link_load_sums_to_what_was_sent(pipelines: int, sharing: LinkSharing, s
             assert used == MICROBATCHES * PAYLOAD
             assert {value for _, value in points} == {0, share}
             assert (points[0], points[-1][1]) == ((0, 0), 0)
+
+
+def test_link_load_has_collectives_too() -> None:
+    """A tied embedding of so many bytes at a byte per ns, once for both of its ranks, after the last backward."""
+    size = 7 * PAYLOAD
+    use = CollectiveUse("allreduce", (0, RANKS - 1), size, 1, meeting="embedding")
+    measured = asked().pipeline
+    tails = [(TailPart(ActionKind.REDUCE_GRAD, 1, "embedding", (use,)),) * (r in use.group_ranks) for r in range(RANKS)]
+    ranks = tuple(replace(profile, tail=tail) for profile, tail in zip(measured.ranks, tails, strict=True))
+    tied = answer(found(replace(measured, ranks=ranks)), ["1f1b"], asked().scenario)
+    window = tied.baseline.metrics.window_ns
+    shown = read_trace(render(tied, FACTS))
+    points = next(of for (_, name), of in shown.counters.items() if name == "link dc0-dc1 used ratio")
+    assert [(at, level) for at, level in points if at >= window] == [(window, 1), (window + size, 0)]
 
 
 def test_says_what_it_is_of() -> None:

@@ -304,7 +304,7 @@ def _add_memory(process: Process, timeline: Timeline) -> None:
 
 
 def _add_link_load(process: Process, timeline: Timeline, scenario: Scenario) -> None:
-    """Per link, the share of its bandwidth that the pipeline's own messages use: all of it while one occupies it."""
+    """Per link, the share of its bandwidth that the pipeline's messages and collectives use: all while one does."""
     topology = _links_of(scenario)
     share = 1 / scenario.pipelines_on_link if topology is not scenario.topology else 1
     changes: dict[str, Counter[int]] = {link.name: Counter({0: 0}) for link in topology.links}
@@ -313,10 +313,16 @@ def _add_link_load(process: Process, timeline: Timeline, scenario: Scenario) -> 
         for link in (topology.path(transfer.src_rank, transfer.dst_rank) or ()) if transfer.link else ():
             changes[link.name][begins] += 1
             changes[link.name][begins + link.occupancy_ns(transfer.payload_bytes or 0)] -= 1
+    own = [one for one in timeline.collectives if one.rank in range(len(timeline.global_ranks))]
+    crossing = {(one.use.meeting or one.rank, one.end_ns): one for one in own}
+    for one in crossing.values():
+        for name in changes.keys() & set(one.links):
+            changes[name][one.taken_ns] += 1
+            changes[name][one.left_ns] -= 1
             begins += link.latency_ns
-    own = " by this pipeline" if scenario.pipelines_on_link > 1 else ""
+    by = " by this pipeline" if scenario.pipelines_on_link > 1 else ""
     for name, change in changes.items():
         times = sorted(change)
         levels = accumulate(change[time] for time in times)
-        points = [(time, level * share) for time, level in zip(times, levels, strict=True) if change[time] or not time]
-        process.add_counter(f"link {name} used{own}", "ratio", points)
+        used = ((time, min(level, 1) * share) for time, level in zip(times, levels, strict=True))
+        process.add_counter(f"link {name} used{by}", "ratio", [(t, part) for t, part in used if change[t] or not t])
