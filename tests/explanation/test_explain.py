@@ -93,6 +93,23 @@ def test_each_removal_is_the_step_without_it() -> None:
             assert removal.change_ratio == pytest.approx((removal.step_ns or 0) / explained.metrics.step_ns - 1)
 
 
+def test_what_is_named_first_is_the_largest_gain_more_microbatches_among_them() -> None:
+    """Equal stages without links: (m+p-1)(f+b), of twice as many microbatches per microbatch (2m+p-1)(f+b)/2. Over a
+    short link removing its latency gives less, which is said besides."""
+    for latency in (0, 200):
+        over = scenario(places([2, 2], latency_ns=latency), "posted-ahead")
+        explained = explain(found(pipeline(P, M, F, B, transfer_ns=0)), "1f1b", over)
+        text = " ".join(render_text(explained, FACTS, 80, verbose=False).decode().split())
+        gains = {cause.cause: cause.removal.change_ratio or 0.0 for cause in explained.causes}
+        assert min(gains.values()) == gains[Cause.FILL]
+        assert f"Most would come from {2 * M} microbatches: {gains[Cause.FILL]:+.1%} per microbatch" in text
+        if not latency:
+            assert gains[Cause.FILL] == pytest.approx((2 * M + P - 1) / 2 / (M + P - 1) - 1)
+            assert "with as many as now" not in text
+        else:
+            assert f"from links with 0 ms latency: a step of {IDEAL / 1000:.1f} us" in text
+
+
 def test_without_the_memory_limit_the_depth_is_chosen_anew() -> None:
     held, static, latency = 10, 500, 3000
     measured = found(pipeline(P, 40, F, B, p2p="posted-ahead", activation_bytes=held, static_bytes=static))
