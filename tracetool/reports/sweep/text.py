@@ -64,7 +64,7 @@ def render_text(
     lines = [*wrapped(told, table_width()), "", *asked, "", *_best(found, _ROWS if verbose else _SCREEN_ROWS, kept)]
     front = _pareto(found, price, kept) if price else []
     parts = [_knees(found, verbose=verbose), front, wrapped(trouble_lines(found))]
-    if not verbose and lines_left([*lines, *chain(*parts)]) < 1:
+    if not verbose and not front and lines_left([*lines, *chain(*parts)]) < 1:
         parts[0] = []  # the first sentence says where more bandwidth stops paying
     lines += chain(*parts)
     notes = wrapped([*map(Note, found.notes)]) if verbose else first_notes(found.notes, None, lines)
