@@ -110,8 +110,8 @@ def test_nothing_better_than_the_baseline() -> None:
 
 def test_the_observed_order_is_named_in_words() -> None:
     found = verdict(judged(("observed", 100, True, 0.04), ("zb-h1", 80, True, 0.04)))
-    assert found.headline.endswith("less than the observed order")
-    assert verdict(judged(("observed", 100, True, 0.04))).headline == "The observed order takes 100.0 ms ±4% a step"
+    assert found.headline.endswith("less than the recorded order")
+    assert verdict(judged(("observed", 100, True, 0.04))).headline == "The recorded order takes 100.0 ms ±4% a step"
 
 
 def test_of_steps_that_repeating_cannot_tell_apart_the_one_that_needs_less_memory_and_why_is_said() -> None:

@@ -45,7 +45,7 @@ def notes_of(found: Reconstruction, grids: Sequence[Grid], points: Sequence[Swee
     notes = Notices(distrust(own))
     notes.add(
         NoticeCode.OWN_REPLAYED,
-        f"fidelity: the observed order, replayed, differs by {fidelity.error_ratio:+.2%} from what was observed",
+        f"fidelity: the recorded order, replayed, differs by {fidelity.error_ratio:+.2%} from what was recorded",
     )
     if any(point.seen_error_ratio is not None for point in points):
         notes.add(NoticeCode.ERRORS_SEEN, "±: the largest error of such predictions on this tool's own H100 recordings")

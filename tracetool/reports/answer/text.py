@@ -191,8 +191,8 @@ def _details(answer: Answer) -> list[str]:
         lines += [f"  {refused.schedule}: not replayed: {refused.reason}{hint}", ""]
     check = answer.fidelity
     lines.append(
-        f"  fidelity: the observed order, replayed, takes a window of {format_duration(check.replayed_ns)} for the "
-        f"observed {format_duration(check.observed_ns)}{check.held_up} ({check.error_ratio:+.2%}; the model on its own "
+        f"  fidelity: the recorded order, replayed, takes a window of {format_duration(check.replayed_ns)} for the "
+        f"recorded {format_duration(check.observed_ns)}{check.held_up} ({check.error_ratio:+.2%}; the model on its own "
         "recording)"
     )
     return lines

@@ -179,7 +179,7 @@ def verdict(answer: Answer, best: Result | None = None) -> Verdict:
 
 def named(result: Result) -> str:
     """A result's schedule within a sentence."""
-    return "the observed order" if result.schedule == OBSERVED else result_name(result)
+    return "the recorded order" if result.schedule == OBSERVED else result_name(result)
 
 
 def _baseline_named(answer: Answer) -> str:

@@ -320,8 +320,8 @@ def _spent(explained: Explanation, words: PathWords) -> Iterator[str]:
 def _trust(explained: Explanation) -> Sequence[str]:
     check = explained.answer.fidelity
     lines = [
-        f"fidelity: the observed order, replayed, takes a window of {format_duration(check.replayed_ns)} for the "
-        f"observed {format_duration(check.observed_ns)}{check.held_up} ({check.error_ratio:+.2%}); changes are against "
+        f"fidelity: the recorded order, replayed, takes a window of {format_duration(check.replayed_ns)} for the "
+        f"recorded {format_duration(check.observed_ns)}{check.held_up} ({check.error_ratio:+.2%}); changes are against "
         "the replay"
     ]
     if explained.remark:

@@ -128,7 +128,7 @@ def panels_of(answer: Answer, result: Result) -> list[Panel]:
 
 def _replayed(answer: Answer, result: Result, role: str) -> Panel:
     hbm = answer.scenario.hbm_bytes
-    schedule = "observed order" if result.schedule == OBSERVED else result.schedule
+    schedule = "recorded order" if result.schedule == OBSERVED else result.schedule
     if len(schedule) > _LONG:
         schedule = "…" + schedule[-_LONG:]
     extra = [] if result.extra_forwards is None else [_extra_text(result.extra_forwards)]

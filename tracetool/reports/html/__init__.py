@@ -264,7 +264,7 @@ def fidelity(answer: Answer) -> PageTable:
         Cell(f"{check.error_ratio:+.2%}", check.error_ratio),
     )
     row = Row(Cell("pipeline window"), cells)
-    return PageTable("The recorded order, replayed at its own costs", ("", "Observed", "Replayed", "Error"), (row,))
+    return PageTable("The recorded order, replayed at its own costs", ("", "As recorded", "Replayed", "Error"), (row,))
 
 
 def stages(answer: Answer) -> PageTable:
