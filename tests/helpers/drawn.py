@@ -101,7 +101,7 @@ def point(
 
 def bend(schedule: str, bandwidth: int | None, hidden: int | None = None, **more: Any) -> Knee:
     """A knee without what memory costs."""
-    return Knee(schedule, bandwidth, hidden, None, None, **more)
+    return Knee(schedule, bandwidth, hidden, None, (), **more)
 
 
 def sweep_of(points: Iterable[SweepPoint], knees: Iterable[Knee] = ()) -> Sweep:

@@ -7,8 +7,10 @@ T = (m + p - 1)(f + B) + 2c + r max(0, 2c - n (f + B)), r = floor((m - 1 - k - n
 from __future__ import annotations
 
 import pytest
+from helpers.notices import codes
 from helpers.synthetic import pipeline
 
+from tracetool.model.notice import NoticeCode
 from tracetool.model.scenario import Scenario
 from tracetool.model.topology import Topology
 from tracetool.network.link import Link
@@ -91,7 +93,8 @@ def test_memory_limits_what_a_chosen_warm_up_hides() -> None:
     assert limited.hidden_latency_ns == pytest.approx(hidden_ns(p, m, 1, n), rel=2 * TOLERANCE_RATIO)
     assert free.hidden_latency_ns == MOST_LATENCY_NS
     assert "does not fit" in (none.remark or "")
-    assert "every latency" in (free.remark or "")
+    assert NoticeCode.HBM_LACKS in codes(none.remarks)
+    assert NoticeCode.HIDES_ALL in codes(free.remarks)
 
 
 def test_gpipe_hides_every_latency() -> None:

@@ -7,10 +7,12 @@ from typing import TYPE_CHECKING
 
 import polars as pl
 import pytest
+from helpers.notices import codes
 from helpers.synthetic import BYTE_PER_NS, pipeline
 
 from tracetool.errors import BadTopology, ScenarioError, ScheduleError
 from tracetool.model.load import SustainedLoad
+from tracetool.model.notice import NoticeCode
 from tracetool.model.scenario import Scenario
 from tracetool.model.schedule import PipelineShape
 from tracetool.model.timeline import measure
@@ -106,7 +108,8 @@ def test_every_point_is_what_it_is_alone(*, interference: bool) -> None:
     for point in found.points[::5]:
         assert point == alone(pipe, point, choose=point.schedule == "geopipe")
     assert {point.feasible for point in found.points} == {True, False}
-    assert all(point.reason for point in found.points if not point.feasible)
+    lacking = {code for point in found.points if not point.feasible for code in codes(point.remarks)}
+    assert lacking == {NoticeCode.HBM_LACKS}
 
 
 def test_warm_ups_are_per_boundary_or_per_rank() -> None:

@@ -7,6 +7,7 @@ from functools import partial
 from typing import TYPE_CHECKING, TypedDict
 
 from tracetool.errors import ScenarioError, ScheduleError
+from tracetool.model.notice import Notice, NoticeCode, SubjectKind
 from tracetool.model.pipeline import max_if_known
 from tracetool.replays import p2p_of
 from tracetool.replays.evaluation import stages_for
@@ -156,13 +157,16 @@ class Evaluator:
         scenario = self._scenario(place)
         order, metrics = replays.order(extra).schedule, replays.metrics(extra, links.topology)
         feasible, lacking = fits(metrics, scenario), most_lacking(metrics, scenario)
-        reasons = [why] if why else []
+        remarks = [Notice(NoticeCode.WARM_UP, why)] if why else []
         if lacking is not None:
             rank, missing = lacking
-            reasons = [f"rank {self._piece.pipeline.ranks[rank].rank} lacks {format_size(missing)}"]
+            short = self._piece.pipeline.ranks[rank].rank
+            text = f"rank {short} lacks {format_size(missing)}"
+            remarks = [Notice(NoticeCode.HBM_LACKS, text, subject=SubjectKind.RANK(short))]
         is_near = lacking is None and feasible is True and is_near_the_limit(metrics, scenario)
         if is_near:
-            reasons.append(f"within {PEAK_ERROR_RATIO:.0%} of the HBM limit, as far as peaks were seen to be off")
+            text = f"within {PEAK_ERROR_RATIO:.0%} of the HBM limit, as far as peaks were seen to be off"
+            remarks.append(Notice(NoticeCode.PEAK_NEAR_LIMIT, text))
         mode = p2p_of(order, self._piece.pipeline, scenario)
         return SweepPoint(
             schedule=order.name,
@@ -179,7 +183,7 @@ class Evaluator:
             bubble_ratio=metrics.bubble_ratio,
             peak_bytes=max_if_known(metrics.peak_hbm_bytes),
             feasible=feasible,
-            reason="; ".join(reasons) or None,
+            remarks=tuple(remarks),
             needed_bytes=max_if_known(metrics.needed_hbm_bytes),
             scenario=self._column.name,
             known_error=self._known_error(order, mode, scenario),
@@ -210,7 +214,7 @@ class Evaluator:
             latency_ns=links.of_all("latency_ns"),
             hbm_bytes=limit,
             dcs=links.topology.dcs,
-            reason=" ".join(error.message.split()),
+            remarks=(Notice(NoticeCode.NOT_REPLAYED, " ".join(error.message.split())),),
             scenario=self._column.name,
         )
 

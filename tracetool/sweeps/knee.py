@@ -21,6 +21,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from tracetool.errors import ScheduleError
+from tracetool.model.notice import Notice, NoticeCode
 from tracetool.replays.evaluation import stages_for
 from tracetool.schedules import build_schedule, needs_costs, tuning_of
 from tracetool.sweeps.bend import (
@@ -84,7 +85,7 @@ class _Found:
     bandwidth: int | None = None
     hidden_ns: int | None = None
     hbm_bytes_per_ms: int | None = None
-    remark: str | None = None
+    remarks: tuple[Notice, ...] = ()
 
 
 class _Place:
@@ -115,12 +116,15 @@ class _Place:
         hidden = self.hidden_ns()
         costs = self._hbm_costs()
         about = {
-            MOST_LATENCY_NS: "hides every latency looked at",
-            0: f"links that stay as given keep the step more than {KNEE_RATIO:.0%} above its floor, whatever the "
-            "latency of the others",
+            MOST_LATENCY_NS: Notice(NoticeCode.HIDES_ALL, "hides every latency looked at"),
+            0: Notice(
+                NoticeCode.HIDES_NONE,
+                f"links that stay as given keep the step more than {KNEE_RATIO:.0%} above its floor, whatever the "
+                "latency of the others",
+            ),
         }.get(hidden)
         return [
-            _Found(latency, results[latency], hidden or None, cost, _joined(about, why))
+            _Found(latency, results[latency], hidden or None, cost, tuple(filter(None, (about, why))))
             for latency, (cost, why) in zip(self._latencies, costs, strict=True)
         ]
 
@@ -148,7 +152,7 @@ class _Place:
             free_ns + _way_ns(pipeline, shape, column.ways.at(latency_ns, UNLIMITED_BYTES_PER_S).topology)
         )
 
-    def _hbm_costs(self) -> list[tuple[int | None, str | None]]:
+    def _hbm_costs(self) -> list[tuple[int | None, Notice | None]]:
         """Per latency, a tuned schedule's memory per further hidden ms, or why it is unknown."""
         column = self._piece.column
         tuning = tuning_of(column.schedule)
@@ -169,14 +173,14 @@ class _Place:
 
     def _hbm_cost(
         self, extra: tuple[int, ...], deeper: tuple[int, ...], hidden: Mapping[tuple[int, ...], int]
-    ) -> tuple[int | None, str | None]:
+    ) -> tuple[int | None, Notice | None]:
         if not (hidden[extra] or hidden[deeper]):
             return None, None  # links that stay as given are in the way
         if hidden[deeper] >= MOST_LATENCY_NS or hidden[deeper] <= hidden[extra]:
-            return None, f"one forward more than +{max(extra)} hides no longer latency"
+            return None, Notice(NoticeCode.DEPTH_IDLE, f"one forward more than +{max(extra)} hides no longer latency")
         grown = self._growth(extra, deeper)
         if grown is None:
-            return None, "memory is unknown"
+            return None, Notice(NoticeCode.MEMORY_UNKNOWN, "memory is unknown")
         return round(grown * 10**6 / (hidden[deeper] - hidden[extra])), None
 
     def _growth(self, extra: tuple[int, ...], deeper: tuple[int, ...]) -> int | None:
@@ -200,13 +204,13 @@ class _Place:
 
 def _knee(piece: ColumnPiece, point: SweepPoint, found: _Found) -> Knee:
     column = piece.column
-    does_not_fit = f"does not fit: {point.reason}" if point.feasible is False else None
+    lacking = [replace(one, text=f"does not fit: {one.text}") for one in point.remarks if point.feasible is False]
     return Knee(
         schedule=point.schedule,
         bandwidth_bytes_per_s=found.bandwidth,
         hidden_latency_ns=found.hidden_ns,
         hbm_bytes_per_hidden_ms=found.hbm_bytes_per_ms,
-        remark=_joined(found.remark, does_not_fit),
+        remarks=(*found.remarks, *lacking),
         extra_forwards=None if column.warm_up is None else point.extra_forwards,
         microbatches=point.microbatches,
         p2p=point.p2p,
@@ -228,10 +232,6 @@ def _known(points: list[SweepPoint]) -> list[SweepPoint]:
         if point.step_ns is None:
             raise ScheduleError(point.reason or "not replayed")
     return points
-
-
-def _joined(*remarks: str | None) -> str | None:
-    return "; ".join(filter(None, remarks)) or None
 
 
 def _microbatches(piece: ColumnPiece) -> int:

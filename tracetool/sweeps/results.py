@@ -43,7 +43,7 @@ class SweepPoint:
         bubble_ratio: Idle share of the window; None if it could not be replayed.
         peak_bytes: Highest allocation of any rank; None if unknown.
         feasible: Whether it fits the memory limit; None if memory is unknown or it could not be replayed.
-        reason: Why it does not fit, or could not be replayed; how near the limit it is.
+        remarks: Why it does not fit, or could not be replayed; how near the limit it is.
         needed_bytes: What the rank that needs most needs, with what it occupies beyond its allocations: this is
             compared with the limit. None if unknown.
         scenario: Name of the scenario, where it has one.
@@ -73,7 +73,7 @@ class SweepPoint:
     bubble_ratio: float | None = None
     peak_bytes: int | None = None
     feasible: bool | None = None
-    reason: str | None = None
+    remarks: tuple[Notice, ...] = ()
     needed_bytes: int | None = None
     scenario: str | None = None
     link_cost: float | None = None
@@ -84,6 +84,11 @@ class SweepPoint:
     closer: SweepPoint | None = None
     order_digest: str | None = None
     is_near_the_limit: bool = False
+
+    @property
+    def reason(self) -> str | None:
+        """Its remarks in words; None without any."""
+        return "; ".join(map(str, self.remarks)) or None
 
     @property
     def seen_error_ratio(self) -> float | None:
@@ -116,7 +121,7 @@ class Knee:
         hidden_latency_ns: Largest one-way latency that the schedule hides, over links whose bandwidth costs nothing;
             None where links that stay as given keep the step more than 1 % above its floor.
         hbm_bytes_per_hidden_ms: Of tuned schedules, memory of a rank per further hidden millisecond of latency.
-        remark: What is special about it, or why it is not known.
+        remarks: What is special about it, or why it is not known.
         extra_forwards: Of tuned schedules, the warm-up asked for; None if it is chosen for every link.
         microbatches: Held meanwhile.
         p2p: Held meanwhile.
@@ -131,7 +136,7 @@ class Knee:
     bandwidth_bytes_per_s: int | None
     hidden_latency_ns: int | None
     hbm_bytes_per_hidden_ms: int | None
-    remark: str | None
+    remarks: tuple[Notice, ...]
     extra_forwards: tuple[int, ...] | None = None
     microbatches: int | None = None
     p2p: str | None = None
@@ -140,6 +145,11 @@ class Knee:
     at_latency_ns: int | None = None
     at_bandwidth_bytes_per_s: int | None = None
     scenario: str | None = None
+
+    @property
+    def remark(self) -> str | None:
+        """Its remarks in words; None without any."""
+        return "; ".join(map(str, self.remarks)) or None
 
 
 ScenarioKey = tuple[object, ...]
