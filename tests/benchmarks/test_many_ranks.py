@@ -1,0 +1,78 @@
+"""What a job of many equal pipelines costs, per rank and per question.
+
+Run with: pytest -n0 -s --benchmark-enable tests/benchmarks/test_many_ranks.py
+The traces are the sample's under other rank numbers. Figures are processor time of commands, start of the interpreter
+included, beside those of the smallest job of the same run. ``TRACETOOL_BENCH_PIPELINES`` says how many pipelines of
+four ranks. Nothing here asserts a time.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import subprocess
+import sys
+from typing import TYPE_CHECKING, NamedTuple
+
+import pytest
+from helpers.recorded import SAMPLES
+from helpers.renumbered import write_renumbered
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+PIPELINES = [int(count) for count in os.environ.get("TRACETOOL_BENCH_PIPELINES", "1,4,16,64,256").split(",")]
+_RUN = """
+import resource, sys
+from pathlib import Path
+from tracetool.cli import run
+code = run(sys.argv[1:])
+used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+peak = int(dict(l.split(":", 1) for l in Path("/proc/self/status").read_text().splitlines())["VmHWM"].split()[0])
+print(code, sum(each.ru_utime + each.ru_stime for each in used), peak >> 10)
+"""
+
+
+class Cost(NamedTuple):
+    """Processor time and peak memory of a command."""
+
+    cpu_s: float
+    peak_mb: int
+
+
+def _cost(*arguments: object) -> Cost:
+    command = [sys.executable, "-c", _RUN, *map(str, arguments)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    code, cpu_s, peak_mb = done.stdout.split()[-3:]
+    assert code == "0", done.stderr
+    return Cost(float(cpu_s), int(peak_mb))
+
+
+def _costs(folder: Path, pipelines: int) -> dict[str, Cost]:
+    """Of each question, by its name."""
+    traces = write_renumbered(SAMPLES / "h100-1f1b", folder / str(pipelines), pipelines)
+    run = folder / f"{pipelines}.run"
+    return {
+        "ingest": _cost("ingest", traces, "-o", run, "--jobs", "1", "-q"),
+        "replay": _cost("replay", run, "--schedule", "geopipe", "-q"),
+        "replay of the last": _cost("replay", run, "--schedule", "geopipe", "--pipeline", pipelines - 1, "-q"),
+        "info": _cost("info", run, "-q"),
+        "sql step_breakdown": _cost("sql", run, "step_breakdown"),
+    }
+
+
+@pytest.mark.parametrize("counts", [PIPELINES[:1], pytest.param(PIPELINES, marks=pytest.mark.large)])
+def test_questions_of_jobs_of_many_ranks(counts: list[int], tmp_path: Path) -> None:
+    first: dict[str, Cost] = {}
+    for count in counts:
+        costs = _costs(tmp_path, count)
+        first = first or costs
+        print(f"\n{4 * count} ranks")  # noqa: T201 - a benchmark's purpose
+        for name, cost in costs.items():
+            growth = ""
+            if count > counts[0]:
+                exponent = math.log(cost.cpu_s / first[name].cpu_s) / math.log(count / counts[0])
+                per_rank = cost.cpu_s / first[name].cpu_s * counts[0] / count
+                growth = f"  {per_rank:5.2f} of the first per rank, grows with the ranks to the {exponent:.2f}"
+            print(f"  {name:<20}{cost.cpu_s:8.2f} s  peak {cost.peak_mb:4} MB{growth}")  # noqa: T201
+            assert cost.peak_mb < 600
