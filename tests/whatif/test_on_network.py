@@ -8,10 +8,12 @@ from typing import TYPE_CHECKING
 import pytest
 from helpers.recorded import rebuilt
 
+from tracetool.advice import advise, decide
 from tracetool.costs.over_links import over_links
 from tracetool.errors import BadTopology, ScenarioError, UnknownName
 from tracetool.explanation import explain
 from tracetool.model.action import CollectiveUse
+from tracetool.model.scenario import Scenario
 from tracetool.model.timeline import measure
 from tracetool.model.topology import Topology
 from tracetool.network.file import NetworkChoice
@@ -174,3 +176,47 @@ def test_data_parallel_collectives_of_two_tiers_run_as_they_are_asked_to() -> No
     auto = over_links(use, Topology(dcs=("hb0",), seating=seats), PLACES)
     assert auto is not None
     assert auto.duration_ns == min(ring_ns.duration_ns, layered_ns.duration_ns)
+
+
+def test_more_of_a_tier_is_more_for_messages_and_collectives_alike() -> None:
+    """What advice and explanations change of a tier: as if its file had said so."""
+    found = rebuilt("tp2pp2_1f1b_m8")
+    order = build_schedule("1f1b", found.pipeline.observed.shape)
+
+    def step_ns(topology: Topology) -> int:
+        return measure(replay(found.pipeline, order, Scenario(topology=topology)).timeline).step_ns
+
+    for placement in ("tp in hb, pp across dc", "pp in hb, tp across dc"):
+        choice = two_dcs(placement)
+        topology = scenario(found, network=choice).topology
+        twice = topology.changed(lambda link: link.at(2 * link.bandwidth_bytes_per_s), "dc")
+        assert step_ns(twice) == step_ns(
+            scenario(found, network=choice.with_figure("dc", "bandwidth", 50 * GBIT)).topology
+        )
+        near = topology.changed(lambda link: replace(link, latency_ns=0))
+        assert step_ns(near) == step_ns(scenario(found, network=choice.with_figure("dc", "latency", 0)).topology)
+        assert topology.changed(lambda link: link.at(1), "rail") == topology
+        assert step_ns(topology) > step_ns(twice) > 0
+        half = topology.divided(2)
+        assert step_ns(half) == step_ns(
+            scenario(found, network=choice.with_figure("dc", "bandwidth", 12.5 * GBIT)).topology
+        )
+
+
+def test_explanations_and_advice_see_tiers_that_only_collectives_cross() -> None:
+    found = rebuilt("tp2pp2_1f1b_m8")
+    asked = scenario(found, network=two_dcs("pp in hb, tp across dc"))
+    told = explain(found, None, asked)
+    assert not told.seen
+    gone = told.tiers["dc"].step_ns
+    assert gone is not None
+    assert gone < told.metrics.step_ns / 10
+    assert advise(found, asked, "1f1b").best is not None
+
+
+def test_offers_are_of_links() -> None:
+    found = rebuilt("rt1f1b_m8")
+    with pytest.raises(ScenarioError, match="a network says what lies between"):
+        decide(found, scenario(found, network=rails()), "100Gbit/s,10ms", "1f1b")
+    pays = decide(found, scenario(found, network=two_dcs("pp across dc")), (), "1f1b").decision.pays_until
+    assert pays is None

@@ -162,7 +162,7 @@ def advise(found: Reconstruction, scenario: Scenario, schedules: str | Sequence[
 def _advise(
     found: Reconstruction, scenario: Scenario, schedules: str | Sequence[str] | None, progress: Progress
 ) -> Advice:
-    if not scenario.topology.links:
+    if not scenario.topology.links and scenario.topology.seating is None:
         raise _no_links(len(found.observed.global_ranks), scenario.topology.dcs)
     tried = ways(found, scenario, None if schedules is None else parse_names(schedules))
     baseline = recorded_schedule(found.pipeline.observed, scenario.microbatches)
@@ -235,6 +235,11 @@ def decide(
         [('25 Gbit/s, 10 ms', 'geopipe', 319617225), ('100 Gbit/s, 10 ms', '1f1b', 310160412)]
     """
     links = scenario.topology.links
+    if offers and scenario.topology.seating is not None:
+        raise ScenarioError(
+            "an offer is of links between DCs, and a network says what lies between ranks.",
+            hint=f"compare figures of its tiers: {Option.TIER('dc.bandwidth=100..800Gbit/s')} of a sweep",
+        )
     price = parse_fee(fee) if isinstance(fee, str) else fee
     fees: Fees = {} if price is None else {directions(links): price} if isinstance(price, Fee) else price
     check_all_priced(fees, links)
@@ -264,11 +269,18 @@ def decide(
 
 def _pays_until(found: Reconstruction, advice: Sequence[Advice]) -> PaysUntil | None:
     """The knee of the best plan over the widest offer, where all its links are alike and join all DCs."""
-    widest = max(advice, key=lambda one: min(link.bandwidth_bytes_per_s for link in one.scenario.topology.links))
+    widest = max(
+        advice, key=lambda one: min((link.bandwidth_bytes_per_s for link in one.scenario.topology.links), default=0)
+    )
     topology, best = widest.scenario.topology, widest.best
     alike = {(link.bandwidth_bytes_per_s, link.latency_ns) for link in topology.links}
     places = {*topology.dcs, *(dc for _, dc in topology.rank_dcs)}
-    if best is None or len(alike) > 1 or len(topology.links) < len(places) * (len(places) - 1):
+    if (
+        best is None
+        or topology.seating is not None
+        or len(alike) > 1
+        or len(topology.links) < len(places) * (len(places) - 1)
+    ):
         return None
     ((bandwidth, latency),) = alike
     grid = Grid(

@@ -276,10 +276,7 @@ def _pairs(topology: Topology) -> list[str]:
 
 def _better_links(pipeline: Pipeline, scenario: Scenario, pair: str | None) -> Iterator[More]:
     def better(resource: Resource, text: str, change: Callable[[Link], Link]) -> More:
-        links = tuple(
-            change(link) if pair in {None, scenario.topology.part(link)} else link for link in scenario.topology.links
-        )
-        topology = replace(scenario.topology, links=links)
+        topology = scenario.topology.changed(change, pair)
         where = text if pair is None else f"{text}, {pair} alone"
         return More(resource, where, replace(scenario, topology=topology), pipeline, pair)
 

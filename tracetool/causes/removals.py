@@ -92,17 +92,16 @@ def replayed(how: str, explained: Explained, microbatches: int | None = None) ->
     return Removal(how, step_ns, now, step_ns * (microbatches or now) / (explained.step_ns * now) - 1)
 
 
-def with_links(explained: Explained, how: str, changed: Callable[[Link], Link]) -> Removal:
+def with_links(explained: Explained, how: str, changed: Callable[[Link], Link], part: str | None = None) -> Removal:
     """Replay over other links.
 
     Args:
         explained: What is replayed.
         how: What is replayed, in words.
         changed: What each link becomes.
+        part: The tier of a network whose links are changed; None for all.
     """
-    topology = explained.scenario.topology
-    links = tuple(changed(link) for link in topology.links)
-    scenario = replace(explained.scenario, topology=replace(topology, links=links))
+    scenario = replace(explained.scenario, topology=explained.scenario.topology.changed(changed, part))
     return replayed(how, replace(explained, scenario=scenario))
 
 

@@ -41,7 +41,6 @@ if TYPE_CHECKING:
     from tracetool.causes.chain import ChainPiece
     from tracetool.causes.removals import HowRemoved
     from tracetool.model.pipeline import ActionCost, P2PMode
-    from tracetool.network.link import Link
     from tracetool.reconstruction import Reconstruction
     from tracetool.whatif.results import Answer
 
@@ -101,17 +100,16 @@ def remove_all(explained: Explained) -> Removal:
 
 
 def without_tiers(explained: Explained) -> dict[str, Removal]:
-    """What a step takes without each tier of the network that messages pass, by its name; the shortest first."""
+    """What a step takes without each tier of the network but the innermost, by its name; the shortest first."""
     topology = explained.scenario.topology
     if topology.seating is None:
         return {}
     found = {}
-    for name in dict.fromkeys(topology.seating.tier_names.values()):
-
-        def freed(link: Link, name: str = name) -> Link:
-            return replace(link.widened(), latency_ns=0) if topology.part(link) == name else link
-
-        found[name] = with_links(explained, f"a tier {name} that takes no time", freed)
+    for tier in topology.seating.network.tiers[1:]:
+        how = f"a tier {tier.name} that takes no time"
+        found[tier.name] = with_links(
+            explained, how, lambda link: replace(link.widened(), latency_ns=0), part=tier.name
+        )
     return dict(sorted(found.items(), key=lambda each: each[1].step_ns or 0))
 
 
@@ -182,7 +180,7 @@ class Explanation(Pictured):
         without_any: What the step takes with all removed from its window that can be.
         over_no_links: What it takes where collectives inside computes cross no link; None if none does.
         remark: Why the order was chosen so, or how its costs came about.
-        tiers: What the step takes without each tier of a network that messages pass, the shortest first.
+        tiers: What the step takes without each tier of a network but the innermost, the shortest first.
     """
 
     answer: Answer
@@ -319,7 +317,7 @@ def _crosses_inside(explained: Explained) -> bool:
 def _changes_nothing(scenario: Scenario) -> bool:
     """Whether a scenario is as measured; limits and places alone change no time."""
     same = replace(scenario, topology=Topology(), hbm_bytes=None, activation_bytes=None, static_bytes=None)
-    return same == Scenario() and not scenario.topology.links
+    return same == Scenario() and not scenario.topology.links and scenario.topology.seating is None
 
 
 def _spent(pieces: Iterable[ChainPiece]) -> dict[int | Cause, int]:

@@ -17,7 +17,7 @@ from tracetool.network.link import Link, Path
 from tracetool.units import parse_bandwidth_bytes_per_s, parse_latency_ns
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
 
     from tracetool.network.seating import Seating
 
@@ -142,9 +142,27 @@ class Topology:
         seating = self.seating.beside(pipelines)
         return replace(self, dcs=tuple(map(seating.place_of, seating.devices)), seating=seating)
 
-    def is_shared(self, link: Link) -> bool:
-        """Whether a link is not one device's own."""
-        return self.seating is None or not any(end.startswith("device") for end in (link.src_dc, link.dst_dc))
+    def changed(self, change: Callable[[Link], Link], part: str | None = None) -> Topology:
+        """The same places with other links, for messages and collectives alike.
+
+        Args:
+            change: What each link becomes.
+            part: The pair of DCs, or the tier, whose links are changed; None for all.
+        """
+        if self.seating is not None:
+            return self._seated(self.seating.changed(change, part))
+        return replace(
+            self, links=tuple(change(link) if part in {None, self.part(link)} else link for link in self.links)
+        )
+
+    def divided(self, pipelines: int) -> Topology:
+        """The same places with each pipeline's share of what so many of them share."""
+        if self.seating is not None:
+            return self._seated(self.seating.divided(pipelines))
+        return self.changed(lambda link: link.at(link.bandwidth_bytes_per_s // pipelines))
+
+    def _seated(self, seating: Seating) -> Topology:
+        return replace(self, seating=seating, links=tuple(seating.resources))
 
     def part(self, link: Link) -> str:
         """What a link is a part of: a pair of DCs, as ``dc0-dc1``, or a tier."""

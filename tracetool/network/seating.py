@@ -10,8 +10,10 @@ from functools import cached_property
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
+from tracetool.network.link import SizedLink
+
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from tracetool.network.collectives import Algorithm
     from tracetool.network.link import Link, Path
@@ -107,6 +109,30 @@ class Seating:
         joined = tuple(device for devices in self.pipelines[:count] for device in devices)
         return replace(self, pipelines=(joined,))
 
+    def changed(self, change: Callable[[Link], Link], part: str | None = None) -> Seating:
+        """The same over other tiers outside of the innermost one.
+
+        Args:
+            change: What a link with a tier's figures becomes.
+            part: The tier that is changed; None for all.
+        """
+        inner, *outer = self.network.tiers
+        tiers = [
+            _as(tier, change(tier.link("", "", tier.latency_ns))) if part in {None, tier.name} else tier
+            for tier in outer
+        ]
+        return replace(self, network=replace(self.network, tiers=(inner, *tiers)))
+
+    def divided(self, pipelines: int) -> Seating:
+        """The same with a share, for each of so many pipelines, of what is not one device's own."""
+        tiers = [
+            replace(tier, oversubscription=tier.oversubscription * pipelines if tier.oversubscription > 1 else 1.0)
+            if tier.shared_by == "device"
+            else _as(tier, (whole := tier.link("", "", tier.latency_ns)).at(whole.bandwidth_bytes_per_s // pipelines))
+            for tier in self.network.tiers[1:]
+        ]
+        return replace(self, network=replace(self.network, tiers=(self.network.tiers[0], *tiers)))
+
     def bare(self) -> Seating:
         """The same places and routes, without figures."""
         tiers = tuple(
@@ -116,3 +142,14 @@ class Seating:
             for tier in self.network.tiers
         )
         return replace(self, network=replace(self.network, tiers=tiers))
+
+
+def _as(tier: Tier, link: Link) -> Tier:
+    """A tier with the figures of a link."""
+    is_wide = link.occupancy_ns(1 << 40) == 0
+    return replace(
+        tier,
+        bandwidth_bytes_per_s=FREE_BYTES_PER_S if is_wide else link.bandwidth_bytes_per_s,
+        latency_ns=link.latency_ns,
+        times=link.times if isinstance(link, SizedLink) else (),
+    )

@@ -13,7 +13,7 @@ from tracetool.model.schedule import OBSERVED
 from tracetool.model.timeline import MemoryCurve, Op, Timeline, Transfer, memory_curve
 from tracetool.replays.compiled import Compiled
 from tracetool.replays.costing import TaskCosts
-from tracetool.replays.side_by_side import divided, side_by_side, slowest, with_shares
+from tracetool.replays.side_by_side import side_by_side, slowest, with_shares
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -114,7 +114,7 @@ def _shared(pipeline: Pipeline, schedule: Schedule, scenario: Scenario) -> Repla
     """Replay a pipeline whose links others use as well: the slowest of them."""
     alone = replace(scenario, pipelines=1)
     if scenario.link_sharing == "spatial":
-        shared = replace(alone, topology=divided(scenario.topology, scenario.pipelines_on_link))
+        shared = replace(alone, topology=scenario.topology.divided(scenario.pipelines_on_link))
         return replay(with_shares(pipeline, scenario.pipelines_on_link), schedule, shared)
     many = side_by_side(pipeline, schedule, scenario.topology, scenario.pipelines_on_link)
     done = replay(many[0], many[1], replace(alone, topology=many[2], p2p=p2p_of(schedule, pipeline, scenario)))

@@ -9,7 +9,7 @@ from tracetool.costs.over_links import crossing_uses
 from tracetool.replays import p2p_of
 from tracetool.replays.compiled import Compiled
 from tracetool.replays.costing import TaskCosts
-from tracetool.replays.side_by_side import divided, side_by_side, with_shares
+from tracetool.replays.side_by_side import side_by_side, with_shares
 from tracetool.replays.sweeping import Durations
 
 if TYPE_CHECKING:
@@ -98,7 +98,7 @@ def _alone(scenario: Scenario) -> Scenario:
     """With a pipeline's own share of every link, where it has one all the time."""
     if scenario.pipelines_on_link == 1 or scenario.link_sharing != "spatial":
         return scenario
-    return replace(scenario, pipelines=1, topology=divided(scenario.topology, scenario.pipelines_on_link))
+    return replace(scenario, pipelines=1, topology=scenario.topology.divided(scenario.pipelines_on_link))
 
 
 def _kept(pipeline: Pipeline, scenario: Scenario) -> Scenario:

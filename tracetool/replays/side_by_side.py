@@ -23,15 +23,6 @@ if TYPE_CHECKING:
     from tracetool.model.topology import Topology
 
 
-def divided(topology: Topology, pipelines: int) -> Topology:
-    """The same places, with each pipeline's share of every link's bandwidth (at least 1 byte/s)."""
-    links = tuple(
-        link.at(link.bandwidth_bytes_per_s // pipelines) if topology.is_shared(link) else link
-        for link in topology.links
-    )
-    return replace(topology, links=links)
-
-
 def with_shares(pipeline: Pipeline, pipelines: int) -> Pipeline:
     """The pipeline over its shares of the links: a collective has those of all pipelines that it joins."""
     ranks = [profile.rank for profile in pipeline.ranks]

@@ -23,7 +23,6 @@ from tracetool.causes.cause import IN_WINDOW
 from tracetool.model.action import Action, ActionKind
 from tracetool.model.timeline import Op
 from tracetool.model.topology import Topology
-from tracetool.replays.side_by_side import divided
 from tracetool.reports import Report, RunFacts
 from tracetool.reports.answer.text import compared_results, is_baseline, short_name
 from tracetool.units import format_duration
@@ -293,7 +292,7 @@ def _about(answer: Answer, facts: RunFacts) -> dict[str, object]:
 def _links_of(scenario: Scenario) -> Topology:
     """The links as one pipeline has them."""
     shared = scenario.pipelines_on_link > 1 and scenario.link_sharing == "spatial"
-    return divided(scenario.topology, scenario.pipelines_on_link) if shared else scenario.topology
+    return scenario.topology.divided(scenario.pipelines_on_link) if shared else scenario.topology
 
 
 def _add_memory(process: Process, timeline: Timeline) -> None:
