@@ -63,7 +63,7 @@ def read_name(text: str) -> Named:
     """What a range of the program's own domain is."""
     at = _SUFFIX.search(text)
     name = text if at is None else text[: at.start()]
-    sequence = _SEQUENCE.search(text)
+    sequence = _SEQUENCE.search(text) if at is not None else None
     if sequence is not None or _OP.match(name) or (at is not None and not _ANNOTATION.match(name)):
         return Named("op", name, int(sequence[1]) if sequence is not None else None)
     step = _STEP.match(name)
