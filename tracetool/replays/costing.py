@@ -219,6 +219,6 @@ class TaskCosts:
             raise ScenarioError(
                 f"the messages of stage {message.src_stage} ({message.kind.value}) differ in size or do not tell it, "
                 "so their time over a link is unknown.",
-                hint="sizes are recorded by torch 2.4 or newer, and Ascend Level1 and up",
+                hint="sizes are told by torch 2.4 or newer, Ascend Level1 and up, and nsys export --include-blobs=true",
             )
         return payload

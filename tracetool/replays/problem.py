@@ -176,7 +176,7 @@ def _hops(costs: MeasuredCosts, shape: PipelineShape, scenario: Scenario) -> Cal
             raise ScenarioError(
                 f"the messages of stage {src} ({kind.value}) differ in size or do not tell it, so no order can be "
                 "made for the link they cross.",
-                hint="sizes are recorded by torch 2.4 or newer, and Ascend Level1 and up",
+                hint="sizes are told by torch 2.4 or newer, Ascend Level1 and up, and nsys export --include-blobs=true",
             )
         # Of several links, orders are made for the one that a message occupies longest.
         slowest = max(path, key=lambda link: link.occupancy_ns(payload), default=None)

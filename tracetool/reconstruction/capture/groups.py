@@ -66,11 +66,17 @@ def _no_messages(run: Run) -> NoPipeline:
     )
     if nameless:
         what = f"{format_count(nameless, 'send')} and receives without a peer: who exchanges what with whom is unknown"
-        hint = "re-record with torch 2.6 or newer, or record_shapes=True (Ascend: Level1 and up), which name the peers"
+        hint = (
+            "re-record with torch 2.6 or newer, or record_shapes=True (Ascend: Level1 and up; Nsight Systems: "
+            "nsys export --include-blobs=true), which name the peers"
+        )
     elif unknown:
         kernels = format_count(unknown, "communication kernel")
         what = f"no sends and receives that are named; what {kernels} moved is unknown"
-        hint = "re-record with ProfilerActivity.CPU, torch 2.6 or newer (Ascend: Level1 and up)"
+        hint = (
+            "re-record with ProfilerActivity.CPU, torch 2.6 or newer (Ascend: Level1 and up; Nsight Systems: "
+            "nsys profile -t cuda,nvtx)"
+        )
     else:
         missing = len(run.manifest.get("missing_ranks", ()))
         among = f" among the recorded ones ({format_count(missing, 'rank')} of the job missing)" if missing else ""

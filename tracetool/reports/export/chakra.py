@@ -106,7 +106,7 @@ class _Nodes:
         if transfer.payload_bytes is None:
             raise ScenarioError(
                 f"the messages of stage {transfer.src_stage} differ in size or do not tell it; simulators need it.",
-                hint="sizes are recorded by torch 2.4 or newer, and Ascend Level1 and up",
+                hint="sizes are told by torch 2.4 or newer, Ascend Level1 and up, and nsys export --include-blobs=true",
             )
         attribute = self._schema.AttributeProto
         sends = kind == self._schema.COMM_SEND_NODE
