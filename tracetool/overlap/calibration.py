@@ -1,4 +1,4 @@
-"""From recordings of layers as they are to what is known of the machine. Nothing is fitted to measured variants."""
+"""From recordings of layers as they are to what is known of the machine."""
 
 from __future__ import annotations
 
