@@ -50,7 +50,7 @@ class Job:
         return replace(self, training=replace(self.training, efficiency_ratio=efficiency_ratio))
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Estimate:
     """What a job takes.
 
@@ -137,8 +137,9 @@ def estimate(job: Job, choice: NetworkChoice | None = None, timings: LayerTiming
         for kind in (ActionKind.REDUCE_GRAD, ActionKind.OPTIMIZER)
     }
     return Estimate(
-        job, times.step_ns, times.window_ns, peaks, times.compute_ns // ranks, after[ActionKind.REDUCE_GRAD],
-        after[ActionKind.OPTIMIZER],
+        job=job, step_ns=times.step_ns, window_ns=times.window_ns, peak_hbm_bytes=peaks,
+        compute_ns=times.compute_ns // ranks, reduction_ns=after[ActionKind.REDUCE_GRAD],
+        optimizer_ns=after[ActionKind.OPTIMIZER],
     )  # fmt: skip
 
 

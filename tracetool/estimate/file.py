@@ -183,15 +183,15 @@ def _device(table: DeviceTable, at: str) -> tuple[Accelerator, float | None]:
         return 0 if text is None else parsed(f"{at}.{key}", text, parse_bandwidth_bytes_per_s)
 
     device = Accelerator(
-        table.name,
-        round(table.peak_tflops * 1e12),
-        parsed(f"{at}.hbm", table.hbm, parse_size_bytes),
-        bandwidth("node_bandwidth"),
-        bandwidth("hbm_bandwidth"),
-        table.processors,
-        table.tile,
-        table.tile_overhead,
-        parsed(f"{at}.kernel", table.kernel, parse_duration_ns),
+        name=table.name,
+        peak_flops=round(table.peak_tflops * 1e12),
+        hbm_bytes=parsed(f"{at}.hbm", table.hbm, parse_size_bytes),
+        tensor_bandwidth_bytes_per_s=bandwidth("node_bandwidth"),
+        hbm_bandwidth_bytes_per_s=bandwidth("hbm_bandwidth"),
+        processors=table.processors,
+        tile=table.tile,
+        tile_overhead=table.tile_overhead,
+        kernel_ns=parsed(f"{at}.kernel", table.kernel, parse_duration_ns),
     )
     if table.efficiency is None:
         return device, None
@@ -209,8 +209,9 @@ def _model(table: ModelTable) -> Transformer:
 
 def _training(table: TrainingTable, efficiency_ratio: float) -> Training:
     return Training(
-        table.tensor, table.pipeline, table.microbatches, table.batch, table.sequence, efficiency_ratio,
-        table.recompute, sequence_parallel=table.sequence_parallel, context=table.context, chunks=table.chunks,
+        tensor=table.tensor, stages=table.pipeline, microbatches=table.microbatches, batch=table.batch,
+        sequence=table.sequence, efficiency_ratio=efficiency_ratio, recompute=table.recompute,
+        sequence_parallel=table.sequence_parallel, context=table.context, chunks=table.chunks,
         data=table.data, expert=table.expert, sharded_optimizer=table.sharded_optimizer,
         overlap_reduction=table.overlap_reduction,
     )  # fmt: skip

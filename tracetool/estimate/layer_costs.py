@@ -201,8 +201,8 @@ class TimedCosts:
 
     def update_ns(self) -> float:
         """The optimizer's step for a layer, or for the embedding or head."""
-        return median(row[2] for row in self._rows) * 1e9
+        return median(layer.update_s for layer in self._rows) * 1e9
 
     @staticmethod
     def _passes(rows: Rows) -> Passes:
-        return Passes(*(median(row[column] for row in rows) * 1e9 for column in (0, 1)))
+        return Passes(median(row.forward_s for row in rows) * 1e9, median(row.backward_s for row in rows) * 1e9)

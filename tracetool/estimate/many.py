@@ -131,11 +131,11 @@ def _estimate(shape: _Shape, job: Job, costs: JobCosts, ended: Sequence[int], co
         held = shape.most[rank] * kept + beyond[is_end and only_last]
         peaks.append(costs.static_bytes(rank) + max(held, shape.most_last * kept + beyond[1] if is_end else 0))
     return Estimate(
-        job,
-        max(end + sum(tail.values()) for end, tail in zip(ended, tails, strict=True)),
-        max(ended),
-        tuple(peaks),
-        compute // len(ranks),
-        max(tail.get(ActionKind.REDUCE_GRAD, 0) for tail in tails),
-        max(tail.get(ActionKind.OPTIMIZER, 0) for tail in tails),
+        job=job,
+        step_ns=max(end + sum(tail.values()) for end, tail in zip(ended, tails, strict=True)),
+        window_ns=max(ended),
+        peak_hbm_bytes=tuple(peaks),
+        compute_ns=compute // len(ranks),
+        reduction_ns=max(tail.get(ActionKind.REDUCE_GRAD, 0) for tail in tails),
+        optimizer_ns=max(tail.get(ActionKind.OPTIMIZER, 0) for tail in tails),
     )

@@ -9,6 +9,7 @@ copied together and back, none of it beside the backward; then the optimizer ste
 from __future__ import annotations
 
 from dataclasses import dataclass
+from operator import attrgetter
 from statistics import median
 from typing import TYPE_CHECKING
 
@@ -21,7 +22,9 @@ from tracetool.model.pipeline import ActionCost, Pipeline, RankProfile, StagePro
 from tracetool.network.placement import Degrees
 
 if TYPE_CHECKING:
-    from tracetool.estimate.timings import LayerTimings
+    from collections.abc import Callable
+
+    from tracetool.estimate.timings import LayerTimes, LayerTimings
     from tracetool.estimate.training import OverNetwork
     from tracetool.network.file import NetworkChoice
 
@@ -97,10 +100,10 @@ class _TimedStages:
         """Layers of a stage without embedding and head."""
         return self._plan.layers[stage] - (stage == 0) - (stage == self._last)
 
-    def _sum_s(self, stage: int, column: int) -> float:
-        """A column of the timings over a stage's layers, of which those between embedding and head are equal."""
-        layer = median(row[column] for row in self._rows[1:-1])
-        ends = (self._rows[0][column] if stage == 0 else 0.0) + (self._rows[-1][column] if stage == self._last else 0.0)
+    def _sum_s(self, stage: int, of: Callable[[LayerTimes], float]) -> float:
+        """A figure of the timings over a stage's layers, of which those between embedding and head are equal."""
+        layer = median(map(of, self._rows[1:-1]))
+        ends = (of(self._rows[0]) if stage == 0 else 0.0) + (of(self._rows[-1]) if stage == self._last else 0.0)
         return self._between(stage) * layer + ends
 
     def parameters(self, stage: int) -> int:
@@ -113,8 +116,8 @@ class _TimedStages:
         """A stage's costs."""
         plan, model = self._plan, self._model
         logits = model.logits_bytes(plan.batch, plan.tensor) if stage == self._last else 0
-        forward = self._sum_s(stage, 0) + _LOSS_PASSES[0] * logits / HBM_BYTES_PER_S
-        backward = self._sum_s(stage, 1) + _LOSS_PASSES[1] * logits / HBM_BYTES_PER_S
+        forward = self._sum_s(stage, attrgetter("forward_s")) + _LOSS_PASSES[0] * logits / HBM_BYTES_PER_S
+        backward = self._sum_s(stage, attrgetter("backward_s")) + _LOSS_PASSES[1] * logits / HBM_BYTES_PER_S
         added = _ADDED * BYTES * self.parameters(stage) / HBM_BYTES_PER_S
         kept = self._kept_bytes(stage)
         # Gradients of the probabilities and of the scores.
@@ -169,7 +172,7 @@ class _TimedStages:
             static_bytes=PARAMETER_BYTES * parameters + outputs + OUTSIDE_BYTES + self._bucket_bytes(gradients),
             tail=(
                 TailPart(ActionKind.REDUCE_GRAD, reduced, meet="barrier"),
-                TailPart(ActionKind.OPTIMIZER, round(self._sum_s(stage, 2) * 1e9)),
+                TailPart(ActionKind.OPTIMIZER, round(self._sum_s(stage, attrgetter("update_s")) * 1e9)),
             ),
         )
 

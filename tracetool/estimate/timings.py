@@ -15,7 +15,7 @@ import json
 from dataclasses import dataclass
 from functools import lru_cache
 from hashlib import sha256
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import msgspec
 
@@ -31,10 +31,19 @@ TIMING_NS = 50_000
 Assumed, with measured plans in sight, as no file tells it: without it, the OPT-350M plan of one node is off by 15.0 %
 instead of 11.6 %, with twice as much by 8.2 %; the mean of all moves by 0.2 points."""
 _HOST_LIMITED = 1.5
-COLUMNS = ("forward_s", "backward_s", "update_s")
 
-Rows = tuple[tuple[float, float, float], ...]
-"""Of each layer: forward, backward and update in seconds; the first is the embedding, the last one the head."""
+
+class LayerTimes(NamedTuple):
+    """What a layer takes, in seconds."""
+
+    forward_s: float
+    backward_s: float
+    update_s: float
+
+
+COLUMNS = LayerTimes._fields
+Rows = tuple[LayerTimes, ...]
+"""Of each layer; the first is the embedding, the last one the head."""
 
 _Seconds = Annotated[float, msgspec.Meta(ge=0, le=3600)]
 
@@ -80,12 +89,12 @@ class LayerTimings:
             raise ScenarioError(self._lacks(model, tensor, batch))
         larger = [self.rows[key] for key in sorted(self.rows) if key[:2] == (model, tensor) and key[2] > batch]
         return tuple(
-            (
-                _in_step(row[0], [rows[at][0] for rows in larger]),
-                _in_step(row[1], [rows[at][1] for rows in larger]),
-                row[2],
+            LayerTimes(
+                _in_step(alone.forward_s, [rows[at].forward_s for rows in larger]),
+                _in_step(alone.backward_s, [rows[at].backward_s for rows in larger]),
+                alone.update_s,
             )
-            for at, row in enumerate(measured)
+            for at, alone in enumerate(measured)
         )
 
     def host_limited(self, model: str, tensor: int, batch: int) -> bool:
@@ -94,7 +103,7 @@ class LayerTimings:
         if not larger or (model, tensor, batch) not in self.rows:
             return False
         alone, more = (self.rows[key][len(self.rows[key]) // 2] for key in ((model, tensor, batch), larger[0]))
-        return all(more[way] < _HOST_LIMITED * alone[way] for way in (0, 1))
+        return more.forward_s < _HOST_LIMITED * alone.forward_s and more.backward_s < _HOST_LIMITED * alone.backward_s
 
     def _lacks(self, model: str, tensor: int, batch: int) -> str:
         if not any(key[0] == model for key in self.rows):
@@ -136,7 +145,7 @@ def read_layers(path: Path) -> LayerTimings:
             for tensor, layers in by_tensor.items():
                 if not (batch.isdecimal() and tensor.isdecimal()):
                     raise ScenarioError(f"{path}: {model}: {batch!r} and {tensor!r} are no numbers.")
-                rows[model, int(tensor), int(batch)] = tuple(layers)
+                rows[model, int(tensor), int(batch)] = tuple(LayerTimes(*times) for times in layers)
     lengths: dict[str, set[int]] = {}
     for (model, _, _), timed in rows.items():
         lengths.setdefault(model, set()).add(len(timed))

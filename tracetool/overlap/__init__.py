@@ -14,6 +14,6 @@ recordings of the layer as it is (``recording``, ``calibration``):
 
 Sources: recordings of four H100 and two H200 over NVLink, and of two H200 through host memory
 (tests/data/h200-overlap); CommFuse (decomposition, and its order of parts); Megatron and MindSpeed (data slicing, with
-its tail of min(G, C) / n); torch.distributed._symmetric_memory (async tensor parallelism). What a call of the host takes
-of a collective's, and the 0.72, were rounded with host-bound rows of both machines in sight; nothing else was.
+its tail of min(G, C) / n); torch.distributed._symmetric_memory (async tensor parallelism). How calls of the host
+compare with a collective's, and the 0.72, were rounded with host-bound rows of both machines in sight.
 """

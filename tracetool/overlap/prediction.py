@@ -113,7 +113,7 @@ class PredictedVariant:
         return None if self.time is None else self.time.call_ns / 1e6 / self.measured.measured_ms - 1
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Winner:
     """Which way is fastest for one side of a layer.
 
@@ -227,6 +227,6 @@ def _winners(rows: Iterable[PredictedVariant]) -> Iterator[Winner]:
             said = min(of_layer, key=lambda row: row.time.call_ns if row.time else 0.0).measured
             most = max(row.measured.measured_ms for row in of_layer)
             yield Winner(
-                shape, transport, side, best.variant, said.variant,
-                most / best.measured_ms - 1, said.measured_ms / best.measured_ms - 1,
+                shape=shape, transport=transport, side=side, measured=best.variant, predicted=said.variant,
+                lead_ratio=most / best.measured_ms - 1, lost_ratio=said.measured_ms / best.measured_ms - 1,
             )  # fmt: skip

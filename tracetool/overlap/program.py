@@ -21,7 +21,7 @@ class Stream(Enum):
     COPY = "copy engine"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class StreamWork:
     """One kernel or copy.
 
@@ -86,7 +86,17 @@ class Program:
             after += (self._last[behind],)
         launched = self.host_ns + host_ns * _LAUNCHED_RATIO
         self.works.append(
-            StreamWork(stream, launched, duration_ns, after, blocks, product, meets, beside_ratio, in_tail_ratio)
+            StreamWork(
+                stream=stream,
+                issued_ns=launched,
+                duration_ns=duration_ns,
+                after=after,
+                blocks=blocks,
+                product=product,
+                meets=meets,
+                beside_ratio=beside_ratio,
+                in_tail_ratio=in_tail_ratio,
+            )
         )
         self.host_ns += host_ns
         self._last[stream] = len(self.works) - 1

@@ -175,13 +175,14 @@ def read_recording(run: Run) -> LayerRecording:
         )
     collectives = connection.execute(_COLLECTIVES).fetchall()
     return LayerRecording(
-        run.name,
-        device or "",
-        sms,
-        tuple(_products(rows)),
-        tuple(_collectives(collectives)),
-        max(_by_rank(connection.execute(_CALLS).fetchall()), default=None),
-        any(row[0] in {"send", "recv"} for row in collectives) or bool(connection.execute(_BESIDE).fetchall()),
+        name=run.name,
+        device=device or "",
+        sms=sms,
+        products=tuple(_products(rows)),
+        collectives=tuple(_collectives(collectives)),
+        call_ns=max(_by_rank(connection.execute(_CALLS).fetchall()), default=None),
+        has_exchanges=any(kind in {"send", "recv"} for kind, *_ in collectives)
+        or bool(connection.execute(_BESIDE).fetchall()),
     )
 
 
