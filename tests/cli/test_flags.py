@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 PACKAGE = Path(tracetool.__file__).parent
 FLAG = re.compile(r"(?<![\w-])--[a-z][\w-]*")
-COMMAND = re.compile(r"\b(?:tracetool|pip|msprof)\b[^'`]*")
+COMMAND = re.compile(r"\b(?:tracetool|pip|msprof|nsys)\b[^'`]*")
 """A whole command line within a text, for people to type."""
 
 # Properties of a style sheet; and what is declared once for all faces: the map of schemas,

@@ -188,7 +188,7 @@ def _record_limits(stored: Stored, capture: NsysExport, report: SourceReport) ->
         report.unread["CUDA graphs whose kernels are hidden"] += graphs
         report.notes.append(
             f"{format_count(graphs, 'launch')} of CUDA graphs show as one kernel each, messages inside them not at "
-            "all: record with --cuda-graph-trace=node"
+            "all: record with nsys profile --cuda-graph-trace=node"
         )
     if KERNELS not in stored.tables and GRAPHS not in stored.tables:
         report.notes.append("no kernels in the export: record with nsys profile -t cuda,nvtx")

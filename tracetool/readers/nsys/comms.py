@@ -82,8 +82,8 @@ def comm_records(
     nameless = sum(r.operation in P2P and r.peer is None for r in attached)
     if nameless:
         report.notes.append(
-            f"{format_count(nameless, 'send')} and receives name no peer: export with --include-blobs=true, and begin "
-            "the capture before the communicators are made"
+            f"{format_count(nameless, 'send')} and receives name no peer: begin the capture before the "
+            "communicators are made, and export with nsys export --include-blobs=true"
         )
     report.least_world = max((n + 1 for r in attached for n in (r.peer, *r.group_ranks) if n is not None), default=None)
     return attached

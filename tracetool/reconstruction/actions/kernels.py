@@ -268,10 +268,14 @@ def autograd_kernels(run: Run, rank: int, span: tuple[int, int]) -> list[Kernel]
 
 
 def launch_threads(run: Run, rank: int, span: tuple[int, int]) -> dict[int, int]:
-    """The host thread that launched each kernel within the span of host time, by the kernel's event."""
+    """The host thread that launched each kernel within the span of host time, by the kernel's event.
+
+    Those of CUDA graphs are left out: a graph is launched from one thread, whatever is in it.
+    """
     rows = run.rows(
         "SELECT k.event, l.thread FROM events AS k JOIN events AS l ON l.rank = k.rank AND l.category = 'launch' "
         "AND l.correlation = k.correlation WHERE k.rank = ? AND k.stream IS NOT NULL AND l.thread IS NOT NULL "
+        "AND NOT contains(l.name, 'GraphLaunch') "
         "AND l.start_ns >= ? AND l.start_ns < ?",
         [rank, *span],
     )

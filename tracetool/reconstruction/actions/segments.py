@@ -297,9 +297,10 @@ def _pieces(
         sends = sorted(op.posted_ns for op in posts if op.is_send) if joined else None
         pieces, loose = find_pieces(work, nodes_that_ran(run, rank, step.spans[rank]), breaks, sends)
         return _RankPieces(pieces, loose, kernels, "autograd")
-    if _lacks_ops(kernels):
+    threads = launch_threads(run, rank, step.spans[rank]) if _lacks_ops(kernels) else {}
+    if 2 * len(threads) > len(work):
         breaks = sorted(op.posted_ns for op in posts)
-        pieces, loose = pieces_by_thread(work, launch_threads(run, rank, step.spans[rank]), breaks, *rounds)
+        pieces, loose = pieces_by_thread(work, threads, breaks, *rounds)
         return _RankPieces(pieces, loose, kernels, "kernels")
     on_device = device_kernels(run, rank, step.spans[rank])
     pieces, loose = pieces_by_kernel_type(on_device, rank)
@@ -316,9 +317,10 @@ def _forwards(
 
 
 def _lacks_ops(kernels: Sequence[Kernel]) -> bool:
-    """Whether launches were recorded, those of messages too, but no autograd node around any."""
+    """Whether launches were recorded, those of messages too, but no op around any that computes."""
     messages = any(kernel.is_p2p for kernel in kernels)
-    return _is_device(kernels) and messages and not any(k.backward_of is not None for k in kernels)
+    computes = (kernel for kernel in kernels if not (kernel.is_p2p or kernel.is_collective or kernel.is_barrier))
+    return _is_device(kernels) and messages and all(kernel.op is None for kernel in computes)
 
 
 def _is_device(kernels: Sequence[Kernel]) -> bool:
