@@ -38,7 +38,8 @@ _UNLIKELY = 10.0
 _SQL = """
 SELECT rank, position, operation = 'send' AS is_send, payload_bytes, communicator, batch, thread, posted_ns, start_ns,
        end_ns, count(*) OVER (PARTITION BY rank, batch) AS together
-FROM comms WHERE operation IN ('send', 'recv') AND peer IS NULL AND start_ns IS NOT NULL
+FROM comms
+WHERE list_contains($ranks, rank) AND operation IN ('send', 'recv') AND peer IS NULL AND start_ns IS NOT NULL
 ORDER BY rank, position
 """
 _LAUNCHES_SQL = """
@@ -83,7 +84,9 @@ def infer_peers(run: Run, collectives: Sequence[Collective], account: Account) -
         collectives: They tell how far clocks are apart.
         account: Gets a finding.
     """
-    ops = _nameless(run, rough_differences(collectives))
+    # Other formats name peers wherever they know them: where those do not, the records themselves are in doubt.
+    ranks = [source["rank"] for source in run.manifest.get("sources", ()) if source["reader"] == "nsys"]
+    ops = _nameless(run, ranks, rough_differences(collectives)) if ranks else []
     if not ops:
         return run
     peers = peers_of(ops, run.manifest.get("world_size") or 0)
@@ -127,11 +130,11 @@ def peers_of(ops: Sequence[Nameless], world: int) -> dict[tuple[int, int], int]:
     return peers
 
 
-def _nameless(run: Run, differences: Mapping[tuple[int, int], int]) -> list[Nameless]:
+def _nameless(run: Run, ranks: Sequence[int], differences: Mapping[tuple[int, int], int]) -> list[Nameless]:
     nameless = []
     launches: dict[int, list[tuple[int, str, int]]] = {}
     ahead = _ahead(differences)
-    for row in run.records(_SQL):
+    for row in run.records(_SQL, {"ranks": ranks}):
         rank = row["rank"]
         if rank not in launches:
             launches[rank] = [(at, name, thread) for at, name, thread in run.rows(_LAUNCHES_SQL, [rank])]
