@@ -55,6 +55,11 @@ class EngineCase:
         for way in compiled.ways:
             if way.path is None:
                 drawn[way.arrive] = 0
+        # A link's latency is one for all who pass it, so that none overtakes another on the way to the next.
+        latency_of: dict[Link, Any] = {}
+        for way in compiled.ways:
+            for (head, _), link in zip(way.further, way.path or (), strict=False):
+                drawn[head] = latency_of.setdefault(link, drawn[head].copy())
         return drawn
 
     def slowdown(self, compiled: Compiled, durations: Any, random: np.random.Generator) -> Slowdown:
