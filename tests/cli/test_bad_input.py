@@ -151,6 +151,6 @@ def test_a_crash_is_exit_code_2_and_leaves_its_traceback_in_a_file(
     error = capsys.readouterr().err
     assert "ZeroDivisionError" in error
     assert "Traceback" not in error
-    path = Path(error.split()[-1])
+    path = Path(error.split()[-1].rstrip(")"))
     assert "ZeroDivisionError" in path.read_text(encoding="utf-8")
     path.unlink()

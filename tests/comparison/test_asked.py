@@ -21,6 +21,8 @@ from tracetool.explanation import explain
 from tracetool.model.scenario import Choice, Scenario, Taken
 from tracetool.model.topology import Topology
 from tracetool.network.link import Link
+from tracetool.network.seating import Seating
+from tracetool.network.tiers import Network, Tier
 from tracetool.reports import RunFacts
 from tracetool.reports.answer.json import scenario_info
 from tracetool.reports.explanation.json import explanation_info
@@ -31,10 +33,18 @@ OTHERWISE: dict[str, Any] = {
     "hbm_bytes": 80 << 30, "p2p": "per-edge", "microbatches": 16, "activation_bytes": 1 << 30, "static_bytes": 1 << 30,
     "overlap_ratio": 0.5, "interference": False, "pipelines": 2, "link_sharing": "spatial",
 }  # fmt: skip
+SEATED = Seating(Network("a node", (Tier("hb", 4, 450 * 10**9),)), ((0, 1, 2, 3),))
 ELSEWHERE: dict[str, Any] = {
     "dcs": ("dc0", "dc1", "dc1", "dc1"), "links": (LINKS[0], replace(LINKS[1], latency_ns=1)),
     "rank_dcs": ((0, "dc0"), (1, "dc1")), "partial": True, "pipelines": 2,
+    "seating": SEATED,
 }  # fmt: skip
+SEATED_OTHERWISE: dict[str, Seating] = {
+    "network": replace(SEATED, network=Network("a node", (Tier("hb", 4, 400 * 10**9),))),
+    "pipelines": replace(SEATED, pipelines=(*SEATED.pipelines, (4, 5, 6, 7))),
+    "rank_devices": replace(SEATED, rank_devices=((0, 0), (1, 1))),
+    "algorithms": replace(SEATED, algorithms=((frozenset({0, 1}), "ring"),)),
+}
 NOT_ASKED = {"free"}
 """What only comparisons with a result are replayed with: nobody asks for it."""
 SOMEWHERE: dict[str, Any] = {"src_dc": "dc2", "dst_dc": "dc2", "bandwidth_bytes_per_s": 1, "latency_ns": 1}
@@ -52,7 +62,8 @@ def changed_scenarios() -> dict[str, Scenario]:
 
 
 def test_the_schema_has_the_members_of_a_what_if_and_no_others() -> None:
-    members = {f.name for kind in (Scenario, Topology) for f in fields(kind)} - {"topology"} - NOT_ASKED
+    members = {f.name for kind in (Scenario, Topology) for f in fields(kind)} - {"topology", "seating"} - NOT_ASKED
+    members |= {"network"}  # where ranks are seated on one
     assert set(msgspec.structs.asdict(scenario_info(PLACED))) == members
 
 
@@ -71,6 +82,22 @@ def with_scenario(path: Path, scenario: Scenario, **changes: Any) -> Path:
 def test_each_member_of_a_what_if_is_seen(capsys: pytest.CaptureFixture[str], tmp_path: Path, name: str) -> None:
     base = with_scenario(tmp_path / "base.json", PLACED)
     other = with_scenario(tmp_path / "other.json", changed_scenarios()[name])
+    assert_other_what_ifs(capsys, tmp_path, base, other)
+
+
+@pytest.mark.parametrize("name", [f.name for f in fields(Seating)])
+def test_each_member_of_a_place_on_a_network_is_seen(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, name: str
+) -> None:
+    one, other = (
+        with_scenario(tmp_path / f"{n}.json", replace(PLACED, topology=replace(PLACED.topology, seating=seating)))
+        for n, seating in enumerate((SEATED, SEATED_OTHERWISE[name]))
+    )
+    assert_other_what_ifs(capsys, tmp_path, one, other)
+
+
+def assert_other_what_ifs(capsys: pytest.CaptureFixture[str], tmp_path: Path, base: Path, other: Path) -> None:
+    """They are not compared with each other, and stand apart in a history."""
     for sides in ((base, other), (other, base)):
         found = as_json(capsys, 1, *sides)
         (failure,) = found["failures"]

@@ -65,7 +65,9 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> Counted:
     class Recorder(KnownOutcomes):
         def of(self, inputs: Inputs) -> Evaluation | ScheduleDeadlock:
             parts = inputs.pipeline, inputs.schedule, inputs.scenario
-            count.asked.append(msgspec.json.encode(parts, order="sorted"))
+            # In JSON a link of unlimited bandwidth is like any other.
+            links = repr(inputs.scenario.topology.links).encode()
+            count.asked.append(msgspec.json.encode(parts, order="sorted") + links)
             return super().of(inputs)
 
     def compiled(*args: object, **options: object) -> Compiled:

@@ -154,7 +154,7 @@ def test_the_command_line_knows_it(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["schedules", "toy", "--extra-forwards", "2,0,0,0", "--csv"]) == 0
     assert capsys.readouterr().out.startswith("0F0,0F1,0F2,0F3,0F4,0F5,0B0")
     assert run(["schedules", "toy"]) == 0
-    assert "without --extra-forwards this is 1F1B's order" in capsys.readouterr().out
+    assert "without --extra-forwards this is 1F1B's order" in capsys.readouterr().err
     assert run(["schedules", "gpipe", "--extra-forwards", "2,0,0,0"]) == 2
     assert "it is for geopipe and toy" in capsys.readouterr().err
 

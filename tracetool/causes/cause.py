@@ -159,7 +159,7 @@ class Cause(StrEnum):
             "gradient reduction",
             "After the last backward of all: gradients are summed over replicas and made ready, or another rank's are.",
         ),
-        Look("#DDDDDD", "#707070", "..", 0),
+        Look("#9EC577", "#4F7A2A", "//||", 110),
         NO_REDUCTION,
     )
     EMBEDDING_ALLREDUCE = (
@@ -168,13 +168,13 @@ class Cause(StrEnum):
             "embedding all-reduce",
             "After the last backward of all: stages that hold the same weights (a tied embedding) sum their gradients.",
         ),
-        Look("#E6CFEA", "#7A5C80", "//..", 0),
+        Look("#ECD251", "#8C7410", "\\\\||", 70),
         UNTIED,
     )
     OPTIMIZER = (
         "optimizer",
         CauseWords("optimizer", "After the last backward of all: the optimizer runs, or another rank's does."),
-        Look("#C8C8C8", "#2E2E2E", "xx", 0),
+        Look("#93BEB0", "#3D6E5F", "||++", 10),
         NO_OPTIMIZER,
     )
 

@@ -101,12 +101,22 @@ class TierInfo(msgspec.Struct, kw_only=True):
     times: Annotated[list[tuple[int, int]], doc("Measured messages, bytes and ns; empty of one bandwidth.")]
 
 
+class RunByInfo(msgspec.Struct, kw_only=True):
+    """How the collectives of a group run, where that was asked for."""
+
+    devices: Annotated[list[int], doc("Devices of the group.")]
+    algorithm: Annotated[str, doc("ring, tree, halving, hierarchical, direct or forwarded.")]
+
+
 class NetworkInfo(msgspec.Struct, kw_only=True):
-    """A network, and where the pipeline is on it."""
+    """A network, and where the job is on it."""
 
     name: Annotated[str, doc("What it is called.")]
     tiers: Annotated[list[TierInfo], doc("From the inside out.")]
     devices: Annotated[list[int], doc("Device of each pipeline rank.")]
+    beside: Annotated[list[list[int]], doc("The same of each pipeline that shares the network.")]
+    rank_devices: Annotated[dict[str, int], doc("Device of each global rank.")]
+    run_by: Annotated[list[RunByInfo], doc("How collectives run; those of other groups by the fastest way.")]
 
 
 class ScenarioInfo(msgspec.Struct, kw_only=True):

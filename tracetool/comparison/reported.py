@@ -129,7 +129,9 @@ _LONGEST_NS = 366 * 86_400 * 10**9
 
 def differing(base: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
     """Names of what was asked otherwise; what only one version of the tool knows of is as the other one does it."""
-    return [key for key, value in base.items() if key in new and new[key] != value]
+    # A what-if without a network is on none: versions that knew of none had none.
+    one, other = ({"network": None, **side} for side in (base, new))
+    return [key for key, value in one.items() if key in other and other[key] != value]
 
 
 def read_report(path: Path) -> ReportInfo:

@@ -296,7 +296,17 @@ class ProcessEvents:
             labels.pop()
         _, label, label_ns = labels[-1] if labels else (0, "", 0)
         payload = self._payloads.decoded(*attached)
-        self.calls.append(NcclRange(name, span.start_ns, span.end_ns, thread, payload, label, label_ns))
+        self.calls.append(
+            NcclRange(
+                name=name,
+                start_ns=span.start_ns,
+                end_ns=span.end_ns,
+                thread=thread,
+                payload=payload,
+                label=label,
+                label_ns=label_ns,
+            )
+        )
 
     def _launch_row(self, span: _Span, thread: int, open_ops: list[tuple[int, int]]) -> Row:
         _, correlation, name_id = span.cells

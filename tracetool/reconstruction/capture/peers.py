@@ -142,8 +142,9 @@ def _nameless(run: Run, ranks: Sequence[int], differences: Mapping[tuple[int, in
         shift = ahead.get(rank, 0)
         nameless.append(
             Nameless(
-                rank, row["position"], row["is_send"], row["payload_bytes"], row["communicator"], row["together"] == 1,
-                row["start_ns"] - shift, row["end_ns"] - shift, launches[rank][before][1:] if before >= 0 else (),
+                rank=rank, position=row["position"], is_send=row["is_send"], payload_bytes=row["payload_bytes"],
+                communicator=row["communicator"], is_alone=row["together"] == 1, start_ns=row["start_ns"] - shift,
+                end_ns=row["end_ns"] - shift, follows=launches[rank][before][1:] if before >= 0 else (),
             )
         )  # fmt: skip
     return nameless

@@ -30,6 +30,7 @@ from tracetool.comparison.report import (
     RefusedInfo,
     ReportInfo,
     ResultInfo,
+    RunByInfo,
     RunInfo,
     ScenarioInfo,
     ShortageInfo,
@@ -101,7 +102,13 @@ def scenario_info(scenario: Scenario) -> ScenarioInfo:
     seating = places.pop("seating")
     if seating is not None:
         tiers = [TierInfo(**_members(tier) | {"times": list(tier.times)}) for tier in seating.network.tiers]
-        places["network"] = NetworkInfo(name=seating.network.name, tiers=tiers, devices=list(seating.devices))
+        asked = sorted((sorted(devices), how) for devices, how in seating.algorithms)
+        places["network"] = NetworkInfo(
+            name=seating.network.name, tiers=tiers, devices=list(seating.devices),
+            beside=[list(devices) for devices in seating.pipelines[1:]],
+            rank_devices={str(rank): device for rank, device in seating.rank_devices},
+            run_by=[RunByInfo(devices=devices, algorithm=how) for devices, how in asked],
+        )  # fmt: skip
     places["dcs"] = list(scenario.topology.dcs)
     places["links"] = link_infos(scenario.topology)
     places["rank_dcs"] = [RankPlaceInfo(rank=rank, dc=dc) for rank, dc in scenario.topology.rank_dcs]
