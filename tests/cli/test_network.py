@@ -76,7 +76,29 @@ def test_the_size_of_hb_domains_that_pays(network: str, capsys: pytest.CaptureFi
     assert run(["network", SAMPLE, "--network", network, "--sizes", "1,2"]) == 2
     assert "which are not several whole groups of hb (2)" in capsys.readouterr().err
     assert run(["network", SAMPLE, "--network", network, "--sizes", "1"]) == 0
-    assert "HB domains larger than 1 do not pay" in capsys.readouterr().out
+    assert "not known of one size" in capsys.readouterr().out
+
+
+def test_a_domain_that_holds_all_of_a_dc_ends_what_pays(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """Two stages a DC over slow rails: domains of two spare their messages the rails, larger ones nothing more.
+
+    The size that the file has is tried as well, and DCs keep their borders: what was 8 devices of one stays.
+    """
+    path = tmp_path / "n.toml"
+    rails = NETWORK.replace("size = 4", "size = 16").replace("size = 2", "size = 8").replace("400Gbit/s", "2Gbit/s")
+    path.write_text(rails, encoding="utf-8")
+    assert run(["network", SAMPLE, "--network", str(path), "--sizes", "2,4"]) == 0
+    out = capsys.readouterr().out
+    assert "HB domains larger than 2 do not pay" in out
+    assert "(tried 1, 2, 4)" in " ".join(out.split())
+    steps = dict(line.split(maxsplit=1) for line in out.splitlines() if line.strip()[:2] in {"1 ", "2 ", "4 "})
+    assert steps["1"] != steps["2"]
+    assert steps["2"] == steps["4"]
+    assert run(["network", SAMPLE, "--network", str(path), "--sizes", "1,2"]) == 0
+    assert "HB domains up to 2 pay" in capsys.readouterr().out
+    short = ROOT / "schemas" / "networks" / "four-gpus.toml"
+    assert run(["network", SAMPLE, "--network", str(short), "--sizes", "1,2,4"]) == 2
+    assert "another border of each dc" in capsys.readouterr().err
 
 
 def test_networks_are_compared(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

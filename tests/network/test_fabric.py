@@ -89,3 +89,6 @@ def test_the_size_after_which_more_gains_little() -> None:
     tried, knee = domain_sizes(tuple(steps), steps.__getitem__)
     assert knee == 4
     assert tried[0] == DomainSize(1, 1_000_000)
+    # Eight times as many gain 2.5 %: less than 1 % a doubling.
+    steps = {1: 1_000_000, 8: 975_000}
+    assert domain_sizes(steps, steps.__getitem__)[1] == 1

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import json
+import re
 import tomllib
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import jsonschema
 import pytest
 from helpers.recorded import ROOT
 
-from tracetool.errors import TraceToolError, UnknownName
+from tracetool.errors import BadTopology, TraceToolError, UnknownName
 from tracetool.network.file import read_network
 from tracetool.network.placement import Degrees
 
@@ -24,6 +26,7 @@ JOBS = {
     "rail-only": Degrees(tp=8, dp=64, pp=2),
     "gh200": Degrees(tp=4, dp=2, pp=8),
     "a100": Degrees(tp=8, pp=64),
+    "four-gpus": Degrees(tp=2, pp=2),
 }
 
 
@@ -34,6 +37,29 @@ def test_examples_conform_and_place_a_job(path: Path) -> None:
     choice = read_network(path)
     placed = choice.place(JOBS[path.stem])
     assert len(set(placed.devices)) == JOBS[path.stem].ranks
+
+
+@pytest.mark.parametrize("degrees", [Degrees(pp=4), Degrees(tp=2, pp=2), Degrees(dp=2, pp=2)], ids=lambda one: one.text)
+@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
+def test_what_is_said_to_leave_no_tier_unused_does_when_it_is_done(path: Path, degrees: Degrees) -> None:
+    """Jobs of four ranks on networks for hundreds: the file is changed as the hint has it."""
+    choice = read_network(path)
+    try:
+        placed = choice.place(degrees)
+    except BadTopology as error:
+        hint = error.hint or ""
+        rule = re.search(r'placement = "(.+?)"', hint)
+        sizes = {name: int(size) for size, name in re.findall(r"size = (\d+) of tier (\w+)", hint)}
+        left_out = re.findall(r"leave tier (\w+) out", hint)
+        assert rule or left_out
+        tiers = [
+            replace(tier, size=sizes.get(tier.name, tier.size))
+            for tier in choice.network.tiers
+            if tier.name not in left_out
+        ]
+        network = replace(choice.network, tiers=tuple(tiers))
+        placed = replace(choice, network=network, placement=rule[1] if rule else choice.placement).place(degrees)
+    assert len(set(placed.devices)) == 4
 
 
 def test_every_kind_of_machine_is_an_example() -> None:
@@ -83,6 +109,19 @@ def test_a_figure_of_a_tier_can_be_another(tmp_path: Path) -> None:
     choice = read_network(path).with_figure("dc", "bandwidth", 12.5e9).with_figure("dc", "latency", 7e6)
     assert choice.network.tiers[2].bandwidth_bytes_per_s == 12_500_000_000
     assert choice.network.path(0, 512).latency_ns == 7_005_000
+
+
+def test_sizes_that_would_move_the_borders_of_dcs_are_refused() -> None:
+    """Where a DC is one HB domain, larger HB domains would be larger DCs; with rails between, DCs stay."""
+    choice = read_network(ROOT / "schemas" / "networks" / "two-dcs.toml")
+    assert choice.with_figure("hb", "size", 4).place(Degrees(tp=4, dp=16, pp=8)).devices[-1] // 512 == 1
+    with pytest.raises(BadTopology, match="another border of each dc") as caught:
+        choice.with_figure("rail", "size", 256)
+    assert "add a tier between both, of 512 devices" in (caught.value.hint or "")
+    assert choice.with_figure("rail", "size", 512) == choice
+    spread = replace(read_network(ROOT / "schemas" / "networks" / "rail-only.toml"), placement="pp across rail")
+    with pytest.raises(BadTopology, match="another border of each rail"):
+        spread.with_figure("hb", "size", 4)
 
 
 def test_how_collectives_run_is_said_of_one_dimension_or_of_all() -> None:

@@ -85,6 +85,15 @@ def test_devices_and_tiers_that_are_not_there() -> None:
         NETWORK.path(0, 32)
     with pytest.raises(UnknownName, match="rial"):
         NETWORK.number("rial")
-    with pytest.raises(BadTopology, match="nothing uses tier dc"):
-        NETWORK.check_used(range(16))
-    NETWORK.check_used(range(0, 32, 2))
+
+
+def test_tiers_that_join_nothing_of_a_job() -> None:
+    assert NETWORK.unused(range(16)) == [2]
+    assert NETWORK.unused(range(4)) == [1, 2]
+    assert NETWORK.unused(range(0, 32, 2)) == NETWORK.unused([5]) == []
+
+
+def test_without_a_tier_as_many_groups_are_joined_outside() -> None:
+    """Of two DCs of four HB domains each two of one are left."""
+    assert [(tier.name, tier.size) for tier in NETWORK.without(1).tiers] == [("hb", 4), ("dc", 8)]
+    assert NETWORK.without(2).tiers == NETWORK.tiers[:2]

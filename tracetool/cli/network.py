@@ -222,10 +222,10 @@ def _domain_sizes(text: str, choice: NetworkChoice, found: Reconstruction) -> tu
     from tracetool.replays import replay
     from tracetool.whatif.on_network import seated
 
-    inner = choice.network.tiers[0].name
+    inner = choice.network.tiers[0]
 
     def step_ns(size: int) -> int:
-        topology = seated(choice.with_figure(inner, "size", size), found)
+        topology = seated(choice.with_figure(inner.name, "size", size), found, all_used=False)
         return measure(replay(found.pipeline, found.pipeline.observed, Scenario(topology=topology)).timeline).step_ns
 
-    return domain_sizes(parse_counts(text), step_ns)
+    return domain_sizes({*parse_counts(text), inner.size}, step_ns)

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from itertools import pairwise
+from math import log2
 from typing import TYPE_CHECKING, Annotated, Literal, get_args
 
 import msgspec
@@ -27,7 +28,7 @@ from tracetool.errors import ScenarioError
 from tracetool.tables.fields import doc, read_toml
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable
     from pathlib import Path
 
 Kind = Literal["clos", "clos1", "clos2", "clos3", "rail-optimised", "rail-only"]
@@ -198,13 +199,17 @@ WORTH_RATIO = 0.01
 """Twice as large HB domains that gain less are not worth it."""
 
 
-def domain_sizes(sizes: Sequence[int], step_ns_of: Callable[[int], int]) -> tuple[list[DomainSize], int]:
+def domain_sizes(sizes: Iterable[int], step_ns_of: Callable[[int], int]) -> tuple[list[DomainSize], int]:
     """The step against the size of HB domains, and the size after which twice as much gains less than 1 %.
 
     Args:
-        sizes: Sizes to try, each twice the one before.
+        sizes: Sizes to try; of those that are more than twice the one before, each doubling is to gain as much.
         step_ns_of: How long a step takes with one.
     """
     tried = [DomainSize(size, step_ns_of(size)) for size in sorted(sizes)]
-    worth = [b.devices for a, b in pairwise(tried) if a.step_ns - b.step_ns >= WORTH_RATIO * a.step_ns]
+    worth = [
+        b.devices
+        for a, b in pairwise(tried)
+        if b.step_ns <= a.step_ns * (1 - WORTH_RATIO) ** log2(b.devices / a.devices)
+    ]
     return tried, max(worth, default=tried[0].devices)

@@ -13,7 +13,7 @@ import msgspec
 
 from tracetool.errors import BadTopology, ScenarioError, UnknownName
 from tracetool.network.collectives import ALGORITHMS, Algorithm
-from tracetool.network.placement import DIMENSIONS, Dimension, parse_dimension, place, read_placement
+from tracetool.network.placement import DIMENSIONS, Dimension, parse_dimension, place, read_placement, spread_over
 from tracetool.network.tiers import Network, SharedBy, Tier
 from tracetool.tables.fields import doc, parsed, read_toml
 from tracetool.units import parse_bandwidth_bytes_per_s, parse_latency_ns, parse_size_bytes
@@ -103,15 +103,19 @@ class NetworkChoice:
         """Of its tiers: mappings have no hash, and in what else choices differ, equality tells."""
         return hash((self.network, self.placement))
 
-    def place(self, degrees: Degrees) -> Placement:
+    def place(self, degrees: Degrees, *, all_used: bool = True) -> Placement:
         """Put a job on it.
+
+        Args:
+            degrees: How wide the job is.
+            all_used: Whether each tier is to join something of it.
 
         Raises:
             BadTopology: If the job does not fit.
         """
         if self.file:
-            return read_placement(self.placement, self.file, degrees, self.network)
-        return place(degrees, self.network, self.placement)
+            return read_placement(self.placement, self.file, degrees, self.network, all_used=all_used)
+        return place(degrees, self.network, self.placement, all_used=all_used)
 
     def with_collectives(self, asked: Sequence[str]) -> NetworkChoice:
         """The same with collectives that run otherwise.
@@ -136,12 +140,26 @@ class NetworkChoice:
 
         Raises:
             UnknownName: If there is no such tier.
-            BadTopology: If a size does not fit the other tiers.
+            BadTopology: If a size does not fit the other tiers, or moves the borders of what jobs are spread over.
         """
         tiers = list(self.network.tiers)
         number = self.network.number(tier)
+        if figure == "size" and number + 1 < len(tiers) and value != tiers[number].size:
+            self._check_borders(number)
         tiers[number] = tiers[number].with_figure(figure, value)
         return replace(self, network=replace(self.network, tiers=tuple(tiers)))
+
+    def _check_borders(self, number: int) -> None:
+        """Refuse another size of what a tier joins by pairs, or a placement spreads a dimension over."""
+        inner, outer = self.network.tiers[number : number + 2]
+        over = () if self.file else spread_over(self.placement, self.network)
+        if outer.shared_by == "pair" or outer.name in over:
+            raise BadTopology(
+                f"what tier {outer.name} joins are groups of {inner.name}, {inner.size} devices each: another size of "
+                f"{inner.name} would be another border of each {outer.name}.",
+                hint=f"add a tier between both, of {inner.size} devices: what joins groups of {inner.name} inside one "
+                f"{outer.name}",
+            )
 
 
 def read_network(path: Path) -> NetworkChoice:

@@ -17,7 +17,7 @@ from functools import cached_property
 from itertools import pairwise, product
 from typing import TYPE_CHECKING, Literal, get_args
 
-from tracetool.errors import BadTopology, UnknownName
+from tracetool.errors import BadTopology, TraceToolError, UnknownName
 from tracetool.units import format_ranks
 
 if TYPE_CHECKING:
@@ -119,7 +119,7 @@ class Placement:
 _RULE = re.compile(r"^(?P<name>[a-z]+)\s+(?P<how>in|across)\s+(?P<tier>\S+)$")
 
 
-def place(degrees: Degrees, network: Network, rule: str = "") -> Placement:
+def place(degrees: Degrees, network: Network, rule: str = "", *, all_used: bool = True) -> Placement:
     """Put a job on a network's devices by a rule.
 
     Args:
@@ -127,6 +127,7 @@ def place(degrees: Degrees, network: Network, rule: str = "") -> Placement:
         network: Where it runs.
         rule: An order of dimensions, or which stay in or are spread across which tier; see this module. By default the
             order that ranks are counted in.
+        all_used: Whether each tier is to join something of the job.
 
     Raises:
         BadTopology: If the rule cannot be read, the job does not fit the network by it, or a tier is left unused.
@@ -136,6 +137,15 @@ def place(degrees: Degrees, network: Network, rule: str = "") -> Placement:
         >>> place(Degrees(tp=4, pp=4), two_dcs, "tp in hb, pp across dc").devices[::4]
         (0, 4, 256, 260)
     """
+    devices = _devices(degrees, network, rule)
+    unused = network.unused(devices) if all_used else []
+    if unused:
+        raise _nothing_uses(network, unused[0], _using_all(degrees, network, rule))
+    return Placement(degrees, devices)
+
+
+def _devices(degrees: Degrees, network: Network, rule: str) -> tuple[int, ...]:
+    """The device of each rank by a rule."""
     order, inside, spread = _read(rule, network)
     if degrees.ranks > network.devices:
         raise BadTopology(
@@ -159,12 +169,52 @@ def place(degrees: Degrees, network: Network, rule: str = "") -> Placement:
             f"by {rule!r} the job reaches over {used} devices, {network.name} has {network.devices}.",
             hint="spread fewer dimensions, or in another order",
         )
-    devices = tuple(
+    return tuple(
         sum(_offset(at, steps[name]) for name, at in zip(reversed(DIMENSIONS), places, strict=True))
         for places in product(*(range(degrees.wide(name)) for name in reversed(DIMENSIONS)))
     )
-    network.check_used(devices)
-    return Placement(degrees, devices)
+
+
+def _nothing_uses(network: Network, number: int, fits: str) -> BadTopology:
+    tier, inner = network.tiers[number], network.tiers[number - 1]
+    return BadTopology(
+        f"nothing uses tier {tier.name}: each part of the job that it could join sits in one group of {inner.name} "
+        f"({inner.size}).",
+        hint=fits,
+    )
+
+
+def _using_all(degrees: Degrees, network: Network, rule: str) -> str:
+    """What would leave no tier unused, as it was tried: another rule, fewer tiers, or both."""
+    unused = [network.tiers[number].name for number in network.unused(_devices(degrees, network, rule))]
+    parts = {part.split()[0]: part for part in _parts(rule)}
+    spread = (
+        ", ".join((parts | {name: f"{name} across {tier}"}).values())
+        for name in reversed(DIMENSIONS)
+        for tier in unused
+        if degrees.wide(name) > 1 and " in " not in parts.get(name, "")
+    )
+    tried = ((_trimmed(degrees, network, text), text) for text in (rule, *spread))
+    fewer = [(trimmed, text) for trimmed, text in tried if trimmed is not None]
+    if not fewer:
+        return f"leave tier {unused[0]} out"
+    trimmed, text = max(fewer, key=lambda one: len(one[0].tiers))
+    says = [f'placement = "{text}"'] if text != rule else []
+    gone = [tier.name for tier in network.tiers if tier.name not in {one.name for one in trimmed.tiers}]
+    says += [f"leave tier {name} out" for name in gone]
+    sizes = {tier.name: tier.size for tier in network.tiers}
+    says += [f"size = {one.size} of tier {one.name}" for one in trimmed.tiers if one.size != sizes[one.name]]
+    return " and ".join(says)
+
+
+def _trimmed(degrees: Degrees, network: Network, rule: str) -> Network | None:
+    """The network without what a job leaves unused by a rule; None if it does not fit, or one tier alone is left."""
+    try:
+        while unused := network.unused(_devices(degrees, network, rule)):
+            network = network.without(unused[0])
+    except TraceToolError:
+        return None
+    return network if len(network.tiers) > 1 else None
 
 
 def _offset(at: int, step: tuple[int, int, int]) -> int:
@@ -177,7 +227,7 @@ def _read(rule: str, network: Network) -> tuple[list[Dimension], dict[Dimension,
     inside: dict[Dimension, int] = {}
     spread: dict[Dimension, int] = {}
     named: list[Dimension] = []
-    for part in filter(None, (part.strip() for part in rule.split(","))):
+    for part in _parts(rule):
         match = _RULE.match(part)
         name = parse_dimension(match["name"] if match else part)
         if name in named:
@@ -191,6 +241,20 @@ def _read(rule: str, network: Network) -> tuple[list[Dimension], dict[Dimension,
     over = sorted(spread, key=lambda name: (spread[name], DIMENSIONS.index(name)))
     middle = [name for name in DIMENSIONS if name not in inside and name not in spread]
     return [*kept, *middle, *over], inside, spread
+
+
+def _parts(rule: str) -> list[str]:
+    return [part.strip() for part in rule.split(",") if part.strip()]
+
+
+def spread_over(rule: str, network: Network) -> set[str]:
+    """Names of the tiers that a rule spreads dimensions over.
+
+    Raises:
+        BadTopology: If the rule cannot be read.
+        UnknownName: If it names no dimension or tier.
+    """
+    return {network.tiers[number].name for number in _read(rule, network)[2].values()}
 
 
 def parse_dimension(text: str) -> Dimension:
@@ -237,7 +301,7 @@ def _spread(name: Dimension, wide: int, used: int, network: Network, tier: int) 
     return (used, wide // runs, inner), inner * runs
 
 
-def read_placement(text: str, name: str, degrees: Degrees, network: Network) -> Placement:
+def read_placement(text: str, name: str, degrees: Degrees, network: Network, *, all_used: bool = True) -> Placement:
     """Read CSV with the columns ``rank`` and ``device``.
 
     Args:
@@ -245,6 +309,7 @@ def read_placement(text: str, name: str, degrees: Degrees, network: Network) -> 
         name: What to call it in messages.
         degrees: How wide the job is.
         network: Where it runs.
+        all_used: Whether each tier is to join something of the job.
 
     Raises:
         BadTopology: If a column or cell is missing or malformed, a rank has no device, or two have the same.
@@ -275,7 +340,10 @@ def read_placement(text: str, name: str, degrees: Degrees, network: Network) -> 
     if taken[-1] >= network.devices:
         raise BadTopology(f"{name} names device {taken[-1]}, {network.name} has 0..{network.devices - 1}.")
     devices: Sequence[int] = [seats[rank] for rank in range(degrees.ranks)]
-    network.check_used(devices)
+    unused = network.unused(devices) if all_used else []
+    if unused:
+        inner = network.tiers[unused[0] - 1].name
+        raise _nothing_uses(network, unused[0], f"leave the tier out, or name devices in several groups of {inner}")
     return Placement(degrees, tuple(devices))
 
 

@@ -245,25 +245,30 @@ class Network:
         path = self.path(src, dst)
         return path.occupancy_ns(payload_bytes) + path.latency_ns
 
-    def check_used(self, devices: Sequence[int]) -> None:
-        """Refuse a tier outside of the innermost one that nothing uses.
+    def unused(self, devices: Sequence[int]) -> list[int]:
+        """The tiers outside of the innermost one that join nothing of a job, by number.
 
         Args:
             devices: Those of the job.
-
-        Raises:
-            BadTopology: If one joins nothing, saying what would.
         """
-        for number, tier in list(enumerate(self.tiers))[1:]:
-            inner = self.inner_size(number)
-            groups = {device // inner for device in devices}
-            wholes = {device // tier.size for device in devices}
-            if len(groups) == len(wholes) and len(devices) > 1:
-                inside = f"one group of {self.tiers[number - 1].name} ({inner})"
-                raise BadTopology(
-                    f"nothing uses tier {tier.name}: each part of the job that it could join sits in {inside}.",
-                    hint=f'leave the tier out, or place a dimension over it, as in placement = "pp across {tier.name}"',
-                )
+        if len(devices) < 2:
+            return []
+        return [
+            number
+            for number, tier in list(enumerate(self.tiers))[1:]
+            if len({device // self.inner_size(number) for device in devices})
+            == len({device // tier.size for device in devices})
+        ]
+
+    def without(self, number: int) -> Network:
+        """The same without a tier outside of the innermost one; those outside of it join as many groups as before.
+
+        Args:
+            number: Which.
+        """
+        inner, gone = self.tiers[number - 1], self.tiers[number]
+        outer = (replace(tier, size=tier.size // gone.size * inner.size) for tier in self.tiers[number + 1 :])
+        return replace(self, tiers=(*self.tiers[:number], *outer))
 
     @cached_property
     def text(self) -> str:

@@ -28,8 +28,13 @@ if TYPE_CHECKING:
     from tracetool.store.run import Run
 
 
-def seated(choice: NetworkChoice, found: Reconstruction) -> Topology:
+def seated(choice: NetworkChoice, found: Reconstruction, *, all_used: bool = True) -> Topology:
     """Where the ranks of the job are on a network, and which pipelines share what this one's messages pass.
+
+    Args:
+        choice: The network.
+        found: The recording.
+        all_used: Whether each tier is to join something of the job.
 
     Raises:
         BadTopology: If the job does not fit the network.
@@ -37,7 +42,7 @@ def seated(choice: NetworkChoice, found: Reconstruction) -> Topology:
     known = {place.rank: place for place in found.coordinates if place.pipeline is not None}
     own = found.observed.global_ranks
     widths = {name: 1 + max((getattr(p, name) or 0 for p in known.values()), default=0) for name in ("tp", "cp", "dp")}
-    placement = choice.place(Degrees(**widths, pp=len(own)))
+    placement = choice.place(Degrees(**widths, pp=len(own)), all_used=all_used)
     devices = {}
     for rank, at in known.items():
         stage = own.index(rank) if rank in own else at.pp or 0

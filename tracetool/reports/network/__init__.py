@@ -11,7 +11,7 @@ from tracetool.network.fabric import most_devices
 from tracetool.reports import as_json
 from tracetool.reports.answer.text import table, wrapped
 from tracetool.tables.fields import Head, SchemaId, as_struct, doc
-from tracetool.units import format_bandwidth, format_duration, format_ranges, format_size
+from tracetool.units import format_bandwidth, format_duration, format_size
 from tracetool.version import __version__
 
 if TYPE_CHECKING:
@@ -332,9 +332,14 @@ def _fewer_tiers(info: FabricsInfo) -> str:
 def sizes_text(sizes: Sequence[DomainSize], knee: int) -> list[str]:
     """The step against the size of HB domains, the knee first."""
     rows = [(str(one.devices), format_duration(one.step_ns)) for one in sizes]
+    tried = ", ".join(str(one.devices) for one in sizes)
+    told = f"HB domains larger than {knee} do not pay: twice as many devices gain less than 1 % of a step"
+    if knee == sizes[-1].devices:
+        told = f"HB domains up to {knee} pay; larger ones may, too"
+    if len(sizes) == 1:
+        told = "Which HB domains pay is not known of one size: name several"
     return [
-        f"HB domains larger than {knee} do not pay: twice as many devices gain less than 1 % of a step "
-        f"(tried {format_ranges(one.devices for one in sizes)}).",
+        *wrapped([f"{told} (tried {tried})."]),
         "",
         *table([("HB domain", "step"), *rows]),
     ]
