@@ -23,7 +23,7 @@ def test_a_way_passes_the_innermost_tier_that_holds_both_and_what_is_on_the_way_
     assert names(NETWORK, 0, 0) == []
     assert names(NETWORK, 0, 3) == ["device0-hb0", "hb0-device3"]
     assert names(NETWORK, 0, 4) == ["device0-rail0", "rail0-device4"]
-    assert names(NETWORK, 0, 16) == ["device0-rail0", "rail0-rail1", "rail1-device16"]
+    assert names(NETWORK, 0, 16) == ["device0-rail0", "dc0-dc1", "rail1-device16"]
     assert NETWORK.path(0, 16).latency_ns == 10_005_000
 
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
-from helpers.recorded import rebuilt
+from helpers.recorded import data, looked_at, rebuilt, run_of
 
 from tracetool.advice import advise, decide
 from tracetool.costs.over_links import over_links
@@ -25,6 +25,7 @@ from tracetool.schedules import build_schedule
 from tracetool.sweeps import sweep
 from tracetool.sweeps.asked import grid, over_tiers
 from tracetool.whatif.answer import answer
+from tracetool.whatif.on_network import busiest_time, job_traffic, seated
 from tracetool.whatif.wording import scenario
 
 if TYPE_CHECKING:
@@ -220,3 +221,44 @@ def test_offers_are_of_links() -> None:
         decide(found, scenario(found, network=rails()), "100Gbit/s,10ms", "1f1b")
     pays = decide(found, scenario(found, network=two_dcs("pp across dc")), (), "1f1b").decision.pays_until
     assert pays is None
+
+
+def test_an_embedding_is_summed_when_the_step_ends() -> None:
+    """All-reduces between stages are none of the pipeline's messages; the link has them after the last backward.
+
+    It is occupied by 1.16 GiB at 3.125 GB/s, which is longer than a tenth of the step: one in its second half is full.
+    """
+    run = run_of(data("ascend", "Ascend+msinsight", "test", "st", "level2"))
+    found = looked_at(run)
+    topology = seated(two_dcs("tp in hb, pp across dc"), found)
+    seating = topology.seating
+    assert seating is not None
+    traffic = job_traffic(run, found).traffic
+    busiest = traffic.busiest(seating.network, [seating.device_of[rank] for rank in range(4)])[0]
+    assert (busiest.link.name, busiest.mostly) == ("dc0-dc1", "embedding")
+    embedding = busiest.by_dimension["embedding"]
+    # Two pipelines send 16 MiB each a boundary.
+    assert busiest.by_dimension["pp"] == 32 << 20
+    when = busiest_time(found, Scenario(topology=topology), busiest)
+    assert when.busy_ratio == pytest.approx(1)
+    assert when.start_ns is not None
+    assert when.end_ns is not None
+    assert when.start_ns > when.step_ns / 2
+    assert when.end_ns - when.start_ns < embedding / 3.125
+    order = found.pipeline.observed
+    assert when.step_ns == measure(replay(found.pipeline, order, Scenario(topology=topology)).timeline).step_ns
+
+
+def test_what_passes_within_computes_has_no_time() -> None:
+    """Tensor parallel collectives over the link run inside computes: the replay does not tell when."""
+    found = looked_at(run := run_of(data("h100-pp4", "traces", "tp2pp2_1f1b_m8")))
+    topology = seated(two_dcs("pp in hb, tp across dc"), found)
+    seating = topology.seating
+    assert seating is not None
+    busiest = job_traffic(run, found).traffic.busiest(seating.network, [seating.device_of[rank] for rank in range(4)])[
+        0
+    ]
+    assert busiest.mostly == "tp"
+    when = busiest_time(found, Scenario(topology=topology), busiest)
+    assert when.step_ns > 0
+    assert when.start_ns is when.end_ns is when.busy_ratio is None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -160,8 +161,10 @@ def _fabrics(
     forms: dict[str, Callable[[], bytes]] = {".json": lambda: fabrics_json(info)}
     for suffix, form in PICTURE_SUFFIXES.items():
         forms[suffix] = lambda form=form: fabrics_picture(info, form)  # type: ignore[misc]
-    priced = "" if prices is None else f" --prices {prices}"
-    after = f"tracetool network --devices {devices} --hb-domain {2 * hb_domain} --radix {radix}{priced}"
+    words = ["--devices", str(devices), "--hb-domain", str(2 * hb_domain), "--radix", str(radix)]
+    kept = {"--compare": compare, "--prices": prices, "--hb-bandwidth": hb, "--port-bandwidth": port}
+    words += [word for name, value in kept.items() if value is not None for word in (name, str(value))]
+    after = shlex.join(["tracetool", "network", *words])
     return lambda: fabrics_text(info), forms, after
 
 
@@ -186,7 +189,7 @@ def _traffic(paths: Sequence[Path], network: Path, sizes: str | None, *, quiet: 
     job = job_traffic(run, recording)
     devices = [topology.seating.device_of.get(rank, 0) for rank in range(job.traffic.ranks)]
     used = job.traffic.busiest(choice.network, devices)
-    when = busiest_time(recording, Scenario(topology=topology), used[0].link) if used else None
+    when = busiest_time(recording, Scenario(topology=topology), used[0]) if used else None
     name = " ".join(map(str, paths))
     facts = run_facts(name, run.manifest, command_line())
     found: OnNetwork = OnNetwork(facts=facts, job=job, seating=topology.seating, used=used, when=when)

@@ -209,7 +209,10 @@ class Network:
         above = f"{tier.name}{src // tier.size}"
         here = self.group_name(number, group)
         if tier.shared_by == "pair":
-            return [tier.link(here, self.group_name(number, self.group(number, dst)), tier.latency_ns)]
+            # The groups that it joins are what it is called by: DCs, whatever they are made of inside.
+            other = self.group(number, dst)
+            ends = (f"{tier.name}{group}", f"{tier.name}{other}") if number else (f"device{src}", f"device{dst}")
+            return [tier.link(*ends, tier.latency_ns)]
         if tier.shared_by == "group":
             return [tier.link(here, above, tier.latency_ns)]
         port = tier.link(f"device{src}", above, tier.latency_ns)

@@ -27,8 +27,13 @@ if TYPE_CHECKING:
 MESSAGES = "messages"
 """What pipeline stages send each other: no collective."""
 
+EMBEDDING = "embedding"
+"""All-reduces between stages of one pipeline that hold the same weights, and what else they sum together."""
+
 OTHER = "other"
 """Groups along no one dimension."""
+
+_MAKERS = (*DIMENSIONS, EMBEDDING, OTHER)
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +59,7 @@ class Traffic:
         dst: Receiving rank.
         dimension: Number of what makes the bytes, among ``names``.
         payload_bytes: Bytes.
-        names: Dimensions of parallelism.
+        names: What makes bytes: dimensions of parallelism, shared weights, and anything else.
     """
 
     ranks: int
@@ -62,7 +67,7 @@ class Traffic:
     dst: Int64s
     dimension: Int64s
     payload_bytes: Int64s
-    names: tuple[str, ...] = (*DIMENSIONS, OTHER)
+    names: tuple[str, ...] = _MAKERS
 
     @property
     def silent_ratio(self) -> float:
@@ -151,8 +156,7 @@ def of_rows(ranks: int, rows: Iterable[Row]) -> Traffic:
     """Traffic from rows; those of the same pair and dimension are added up."""
     import numpy as np
 
-    names = (*DIMENSIONS, OTHER)
-    numbers = {name: number for number, name in enumerate(names)}
+    numbers = {name: number for number, name in enumerate(_MAKERS)}
     sums: dict[tuple[int, int, int], float] = {}
     for src, dst, name, size in rows:
         key = src, dst, numbers.get(name, numbers[OTHER])

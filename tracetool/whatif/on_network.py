@@ -8,21 +8,23 @@ from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from tracetool.model.dc_map import DCMap
+from tracetool.model.timeline import measure
 from tracetool.model.topology import Topology
 from tracetool.network.collectives import kind_of
 from tracetool.network.placement import DIMENSIONS, Degrees
 from tracetool.network.seating import Seating
-from tracetool.network.traffic import OTHER, Traffic, edges, of_rows
+from tracetool.network.traffic import EMBEDDING, OTHER, Traffic, edges, of_rows
 from tracetool.reconstruction.steps.crossing import find_crossing
 from tracetool.replays import replay
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from tracetool.model.scenario import Scenario
+    from tracetool.model.timeline import Timeline
     from tracetool.network.file import NetworkChoice
     from tracetool.network.link import Link
-    from tracetool.network.traffic import Row
+    from tracetool.network.traffic import Row, Used
     from tracetool.reconstruction import Reconstruction
     from tracetool.reconstruction.capture.coordinates import Coordinates
     from tracetool.store.run import Run
@@ -117,6 +119,8 @@ def job_traffic(run: Run, found: Reconstruction) -> JobTraffic:
             unfamiliar.add(moved.operation)
         else:
             dimension = _dimension([places[rank] for rank in moved.ranks if rank in places])
+            if dimension == "pp":
+                dimension = EMBEDDING if moved.operation == "allreduce" else OTHER
             rows += [(a, b, dimension, size) for a, b, size in edges(kind, moved.ranks, moved.payload_bytes)]
     return JobTraffic(
         traffic=of_rows(max(places, default=-1) + 1, rows),
@@ -129,46 +133,58 @@ def job_traffic(run: Run, found: Reconstruction) -> JobTraffic:
 
 @dataclass(frozen=True, slots=True)
 class When:
-    """When messages of the replayed pipeline occupy a resource most: the fullest tenth of the window.
+    """When a resource is occupied most as the recorded order is replayed: the fullest tenth of the step.
 
     Attributes:
-        start_ns: Its begin, from the first forward on.
+        step_ns: The replayed step.
+        start_ns: Begin of that tenth, from the first forward on; None if the replay does not tell when most of the
+            bytes pass it, as those of collectives within computes.
         end_ns: Its end.
         busy_ratio: Share of it that the resource is occupied.
     """
 
-    start_ns: int
-    end_ns: int
-    busy_ratio: float
+    step_ns: int
+    start_ns: int | None = None
+    end_ns: int | None = None
+    busy_ratio: float | None = None
 
 
 _PARTS = 10
 
 
-def busiest_time(found: Reconstruction, scenario: Scenario, link: Link) -> When | None:
-    """When a resource is busiest as the recorded order runs on a network; None if no message of the pipeline passes it.
+def busiest_time(found: Reconstruction, scenario: Scenario, used: Used) -> When:
+    """When a resource is busiest as the recorded order runs on a network, by messages and collectives.
 
     Args:
         found: The recording.
         scenario: The what-if with the network.
-        link: The resource.
+        used: The resource, and what passes it in a step.
     """
     timeline = replay(found.pipeline, found.pipeline.observed, scenario).timeline
-    end_ns = max(op.end_ns for op in timeline.ops)
+    step_ns = measure(timeline).step_ns
+    end_ns = max([op.end_ns for op in timeline.ops] + [each.left_ns for each in timeline.collectives])
     edges_ns = [end_ns * part // _PARTS for part in range(_PARTS + 1)]
     busy = [0] * _PARTS
-    for sent in timeline.transfers:
-        path = scenario.topology.path(sent.src_rank, sent.dst_rank) or ()
-        if all(passed.name != link.name for passed in path):
-            continue
-        start, end = sent.start_ns, sent.start_ns + link.occupancy_ns(sent.payload_bytes or 0)
+    for start, end in _occupied(timeline, scenario, used.link):
         for part, (low, high) in enumerate(pairwise(edges_ns)):
             busy[part] += max(0, min(end, high) - max(start, low))
+    # Of pipelines that share the resource, one is replayed.
+    if sum(busy) * max(1, scenario.topology.pipelines or 1) < used.busy_ns / 2:
+        return When(step_ns)
     part = busy.index(max(busy))
-    if not busy[part]:
-        return None
     low, high = edges_ns[part], edges_ns[part + 1]
-    return When(low, high, busy[part] / (high - low))
+    return When(step_ns, low, high, busy[part] / (high - low))
+
+
+def _occupied(timeline: Timeline, scenario: Scenario, link: Link) -> Iterator[tuple[int, int]]:
+    """When messages and collectives of a timeline take a resource: begin and end."""
+    for sent in timeline.transfers:
+        path = scenario.topology.path(sent.src_rank, sent.dst_rank) or ()
+        if any(passed.name == link.name for passed in path):
+            yield sent.start_ns, sent.start_ns + link.occupancy_ns(sent.payload_bytes or 0)
+    taken = {(one.use.group_ranks, one.taken_ns, one.left_ns) for one in timeline.collectives if link.name in one.links}
+    for _, start, end in taken:
+        yield start, end
 
 
 def _dimension(members: Sequence[Coordinates]) -> str:

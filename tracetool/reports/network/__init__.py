@@ -11,7 +11,7 @@ from tracetool.network.fabric import most_devices
 from tracetool.reports import as_json
 from tracetool.reports.answer.text import table, wrapped
 from tracetool.tables.fields import Head, SchemaId, as_struct, doc
-from tracetool.units import format_bandwidth, format_duration, format_size
+from tracetool.units import format_bits, format_duration, format_size
 from tracetool.version import __version__
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ class OnNetwork:
         job: The traffic.
         seating: Where its ranks are.
         used: Every resource, the one first that is occupied longest.
-        when: When messages of the pipeline occupy that one most.
+        when: When that one is occupied most in the replayed step.
     """
 
     facts: RunFacts
@@ -67,15 +67,20 @@ class ResourceInfo(msgspec.Struct, kw_only=True):
     tier: Annotated[str, doc("Of which tier it is.")]
     payload_bytes: Annotated[int, doc("Bytes of a step.")]
     busy_ns: Annotated[int, doc("What its whole bandwidth needs for them.")]
-    by_dimension_bytes: Annotated[dict[str, int], doc("Bytes by dimension of parallelism.")]
+    by_dimension_bytes: Annotated[
+        dict[str, int], doc("Bytes by what makes them: dimensions of parallelism, shared weights (embedding).")
+    ]
 
 
 class WhenInfo(msgspec.Struct, kw_only=True):
-    """The tenth of the window in which messages of the pipeline occupy a resource most."""
+    """The tenth of the replayed step in which a resource is occupied most."""
 
-    start_ns: Annotated[int, doc("Its begin, from the first forward on.")]
-    end_ns: Annotated[int, doc("Its end.")]
-    busy_ratio: Annotated[float, doc("Share of it that the resource is occupied.")]
+    step_ns: Annotated[int, doc("The step of the recorded order on the network.")]
+    start_ns: Annotated[
+        int | None, doc("Its begin, from the first forward on; null if most bytes are of collectives within computes.")
+    ]
+    end_ns: Annotated[int | None, doc("Its end.")]
+    busy_ratio: Annotated[float | None, doc("Share of it that the resource is occupied.")]
 
 
 class TrafficInfo(Head, kw_only=True):
@@ -87,12 +92,10 @@ class TrafficInfo(Head, kw_only=True):
     step: Annotated[int | None, doc("Step that is counted; null: the whole capture.")]
     ranks: Annotated[int, doc("Ranks of the job.")]
     silent_ratio: Annotated[float, doc("Share of ordered pairs of ranks that exchange nothing.")]
-    by_dimension_bytes: Annotated[dict[str, int], doc("Bytes that ranks hand each other, by dimension of parallelism.")]
+    by_dimension_bytes: Annotated[dict[str, int], doc("Bytes that ranks hand each other, by what makes them.")]
     by_tier_bytes: Annotated[dict[str, int], doc("The same by the tier at which both ranks meet.")]
     resources: Annotated[list[ResourceInfo], doc("What passes each resource, the one first that is occupied longest.")]
-    busiest_when: Annotated[
-        WhenInfo | None, doc("When the first is busiest; null if no message of the pipeline passes it.")
-    ]
+    busiest_when: Annotated[WhenInfo | None, doc("When the first of them is busiest; null if nothing passes any.")]
     unsized: Annotated[int, doc("Operations of unknown size, which are left out.")]
     unrecorded_ranks: Annotated[int, doc("Ranks that were not recorded: what only they send is not in it.")]
     unfamiliar: Annotated[list[str], doc("Operations that move their bytes in unknown ways, which are left out.")]
@@ -188,7 +191,7 @@ def traffic_text(found: OnNetwork) -> bytes:
     """One screen: what is silent, which tier carries how much, and what is busiest when."""
     traffic = found.job.traffic
     tiers, total = found.tier_bytes(), max(1, int(traffic.payload_bytes.sum()))
-    lines = wrapped([_first(found, tiers, total)])
+    lines = wrapped([_first(found)])
     step = "the whole capture" if found.job.step is None else f"step {found.job.step}"
     lines += ["", f"  {found.facts.name}: {step}, {traffic.ranks} ranks on {found.seating.network.name}", ""]
     by_tier = [(name, format_size(size), f"{size / total:.1%}") for name, size in tiers.items()]
@@ -203,27 +206,23 @@ def traffic_text(found: OnNetwork) -> bytes:
     return ("\n".join([*lines, *wrapped(_notes(found))]) + "\n").encode()
 
 
-def _first(found: OnNetwork, tiers: dict[str, int], total: int) -> str:
-    outer = max(tiers, key=lambda name: tiers[name])
+def _first(found: OnNetwork) -> str:
+    silent = f"{found.job.traffic.silent_ratio:.1%} of pairs of ranks exchange nothing."
+    if not found.used or found.when is None:
+        return silent
+    busiest, when = found.used[0], found.when
     told = (
-        f"{found.job.traffic.silent_ratio:.1%} of pairs of ranks exchange nothing; tier {outer} joins those that "
-        f"exchange {tiers[outer] / total:.0%} of the bytes."
+        f"Busiest is {busiest.link.name} of tier {busiest.tier} ({format_bits(busiest.link.bandwidth_bytes_per_s)}): "
+        f"{format_duration(busiest.busy_ns)} of a step of {format_duration(when.step_ns)}, mostly {busiest.mostly}"
     )
-    if not found.used:
-        return told
-    busiest = found.used[0]
-    told += (
-        f" Busiest is {busiest.link.name} of tier {busiest.tier}: {format_duration(busiest.busy_ns)} a step at its "
-        f"{format_bandwidth(busiest.link.bandwidth_bytes_per_s)}, mostly {busiest.mostly}"
-    )
-    if found.when is not None:
-        start, end = (format_duration(at) for at in (found.when.start_ns, found.when.end_ns))
-        told += f", most from {start} to {end} ({found.when.busy_ratio:.0%} of that time)"
-    return f"{told}."
+    if when.start_ns is not None and when.end_ns is not None and when.busy_ratio is not None:
+        start, end = (format_duration(at) for at in (when.start_ns, when.end_ns))
+        told += f", most from {start} to {end} ({when.busy_ratio:.0%} of that time)"
+    return f"{told}. {silent}"
 
 
 def _notes(found: OnNetwork) -> list[str]:
-    notes = ["Bytes are what ranks hand each other: of collectives what rings carry, of all-to-alls straight sends."]
+    notes = ["Bytes: of collectives what rings carry, of all-to-alls straight sends."]
     if found.job.unrecorded:
         notes.append(f"note: {found.job.unrecorded} ranks were not recorded: what only they send is not in it")
     if found.job.unsized:
