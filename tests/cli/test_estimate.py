@@ -125,6 +125,9 @@ def test_plans(sailor: list[str], capsys: pytest.CaptureFixture[str], monkeypatc
     assert {row["name"] for row in found["rows"] if row["doubtful"]} == {"gptneo27-n8_d2", "opt350-n4_d4"}
 
 
+TWO_DCS = str(NETWORKS / "two-dcs.toml")
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [
@@ -134,6 +137,8 @@ def test_plans(sailor: list[str], capsys: pytest.CaptureFixture[str], monkeypatc
         (["MODEL", "--plans", "MODEL"], "plans are predicted from layer timings alone"),
         (["--plans", "MODEL"], "plans are predicted from layer timings over a network"),
         (["MODEL", "--fit", "as it is"], "how fast tensor-parallel ranks reach each other"),
+        (["MODEL", "--fit", "as it is", "--network", TWO_DCS], "as it is: nothing uses tier rail"),
+        (["MODEL", "--network", TWO_DCS, "--fit", "as it is"], 'Hint: placement = "tp in hb" and leave tier rail out'),
         (["absent.toml"], "cannot read absent.toml"),
     ],
 )

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from statistics import fmean
 from typing import TYPE_CHECKING
 
-from tracetool.errors import ScenarioError
+from tracetool.errors import BadTopology, ScenarioError
 from tracetool.estimate.memory import peaks_bytes
 from tracetool.estimate.stages import analytical_pipeline
 from tracetool.model.action import ActionKind
@@ -14,7 +15,7 @@ from tracetool.model.scenario import Scenario
 from tracetool.replays.scenarios import replay_many
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from tracetool.estimate.device import Accelerator
     from tracetool.estimate.timings import LayerTimings
@@ -128,7 +129,8 @@ def estimate(job: Job, choice: NetworkChoice | None = None, timings: LayerTiming
         ScenarioError: If something does not divide, or a figure is not positive.
         BadTopology: If the job does not fit on the network.
     """
-    pipeline = analytical_pipeline(job.model, job.device, job.training, choice, timings)
+    with told_of(job):
+        pipeline = analytical_pipeline(job.model, job.device, job.training, choice, timings)
     (times,) = replay_many(pipeline, pipeline.observed, [Scenario()])
     ranks = len(pipeline.ranks)
     peaks = peaks_bytes(pipeline)
@@ -141,6 +143,19 @@ def estimate(job: Job, choice: NetworkChoice | None = None, timings: LayerTiming
         compute_ns=times.compute_ns // ranks, reduction_ns=after[ActionKind.REDUCE_GRAD],
         optimizer_ns=after[ActionKind.OPTIMIZER],
     )  # fmt: skip
+
+
+@contextmanager
+def told_of(job: Job) -> Iterator[None]:
+    """Name the job, of several, that does not fit on a network.
+
+    Raises:
+        BadTopology: In place of one that does not name it.
+    """
+    try:
+        yield
+    except BadTopology as error:
+        raise BadTopology(f"{job.name}: {error.message}", hint=error.hint) from error
 
 
 def fit_efficiency(jobs: Sequence[Job], choice: NetworkChoice | None = None) -> float:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
-from tracetool.estimate.estimating import Estimate
+from tracetool.estimate.estimating import Estimate, told_of
 from tracetool.estimate.memory import transient_bytes
 from tracetool.estimate.stages import JobCosts, schedule_of, transport_of
 from tracetool.model.action import ActionKind
@@ -98,12 +98,15 @@ def _shape(ranks: int, chunks: int, microbatches: int) -> _Shape:
     return _Shape(compiled, rows, last.astype(np.int32), tuple(most), most_last)
 
 
+def _costs(job: Job, choice: NetworkChoice) -> JobCosts:
+    with told_of(job):
+        return JobCosts(job.model, job.device, job.training, transport_of(job.device, job.training, choice))
+
+
 def _estimates(shape: _Shape, jobs: Sequence[Job], choice: NetworkChoice) -> Iterator[Estimate]:
     import numpy as np
 
-    made = [
-        JobCosts(job.model, job.device, job.training, transport_of(job.device, job.training, choice)) for job in jobs
-    ]
+    made = [_costs(job, choice) for job in jobs]
     times = np.array([[0, *_times(costs, job)] for costs, job in zip(made, jobs, strict=True)], np.int64).T
     values: Int64s = times[shape.rows]
     everything = np.arange(len(shape.rows), dtype=np.int32)

@@ -194,11 +194,8 @@ def _using_all(degrees: Degrees, network: Network, rule: str) -> str:
         for tier in unused
         if degrees.wide(name) > 1 and " in " not in parts.get(name, "")
     )
-    tried = ((_trimmed(degrees, network, text), text) for text in (rule, *spread))
-    fewer = [(trimmed, text) for trimmed, text in tried if trimmed is not None]
-    if not fewer:
-        return f"leave tier {unused[0]} out"
-    trimmed, text = max(fewer, key=lambda one: len(one[0].tiers))
+    tried = filter(None, (_trimmed(degrees, network, text) for text in (rule, *spread)))
+    trimmed, text = max(tried, key=lambda one: len(one[0].tiers), default=(network, rule))
     says = [f'placement = "{text}"'] if text != rule else []
     gone = [tier.name for tier in network.tiers if tier.name not in {one.name for one in trimmed.tiers}]
     says += [f"leave tier {name} out" for name in gone]
@@ -207,14 +204,16 @@ def _using_all(degrees: Degrees, network: Network, rule: str) -> str:
     return " and ".join(says)
 
 
-def _trimmed(degrees: Degrees, network: Network, rule: str) -> Network | None:
-    """The network without what a job leaves unused by a rule; None if it does not fit, or one tier alone is left."""
+def _trimmed(degrees: Degrees, network: Network, rule: str) -> tuple[Network, str] | None:
+    """The network without what a job leaves unused by a rule, and the rule without it; None if it does not fit."""
     try:
         while unused := network.unused(_devices(degrees, network, rule)):
+            gone = network.tiers[unused[0]].name
+            rule = ", ".join(part for part in _parts(rule) if part.split()[-1] != gone)
             network = network.without(unused[0])
     except TraceToolError:
         return None
-    return network if len(network.tiers) > 1 else None
+    return network, rule
 
 
 def _offset(at: int, step: tuple[int, int, int]) -> int:
