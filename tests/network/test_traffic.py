@@ -91,3 +91,22 @@ def test_a_heat_map_of_4096_ranks_is_drawn_in_under_five_seconds() -> None:
     assert cells is not None
     assert cells.shape == (MOST_CELLS, MOST_CELLS)
     assert np.ma.sum(cells) == found.payload_bytes.sum()
+
+
+@pytest.mark.parametrize(("sizes", "scale"), [((600, 600), ["600.00 B"]), ((600, 9_600), ["600.00 B", "9.38 KiB"])])
+def test_ranks_and_sizes_are_named_as_they_are(sizes: tuple[int, int], scale: list[str]) -> None:
+    """Whole ranks, and a scale from the least to the most in units that people read."""
+    from matplotlib.figure import Figure
+
+    figure = Figure()
+    draw_heat(figure.subplots(), of_rows(3, [(0, 1, "pp", sizes[0]), (1, 2, "pp", sizes[1])]))
+    figure.savefig(io.BytesIO(), format="png")
+    heat, bar = figure.axes
+    for axis in (heat.xaxis, heat.yaxis):
+        shown = [label.get_text() for label in axis.get_ticklabels()]
+        assert [text for text in shown if text in {"0", "1", "2"}] == ["0", "1", "2"]
+        assert not any("." in text for text in shown)
+    named = [label.get_text() for label in bar.yaxis.get_ticklabels()]
+    assert [named[0], named[-1]] == [scale[0], scale[-1]]
+    assert len(named) == len(set(named)) == (1 if len(scale) == 1 else 5)
+    assert not bar.yaxis.get_minorticklocs().size

@@ -20,6 +20,10 @@ MOST_CELLS = 512
 """Cells along a side of the map: of more ranks several share one, which shows their sum."""
 
 
+_TICKS = 5
+"""Sizes that the scale of colours names, from the least to the most."""
+
+
 def traffic_picture(found: OnNetwork, picture_format: PictureFormat) -> bytes:
     """Who sends how much to whom, and which tier carries it."""
     return save(partial(_traffic, found), picture_format)
@@ -28,15 +32,16 @@ def traffic_picture(found: OnNetwork, picture_format: PictureFormat) -> bytes:
 def _traffic(found: OnNetwork) -> Figure:
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(9, 5), layout="constrained")
+    figure = Figure(figsize=(10, 5), layout="constrained")
     heat, bars = figure.subplots(1, 2, width_ratios=(3, 2))
     draw_heat(heat, found.job.traffic)
     tiers = found.tier_bytes()
     bars.barh(list(tiers), [size / 2**30 for size in tiers.values()], color=SERIES[0])
     for place, size in enumerate(tiers.values()):
         bars.annotate(format_size(size), (size / 2**30, place), (3, 0), textcoords="offset points", va="center")
-    bars.margins(x=0.25)
-    bars.set_xlabel("GiB a step that ranks exchange which meet at a tier")
+    bars.margins(x=0.35)
+    bars.set_xlabel("GiB a step, by the tier\nat which both ranks meet")
+    bars.spines[["top", "right"]].set_visible(False)
     bars.invert_yaxis()
     silent = f"{found.job.traffic.silent_ratio:.1%} of pairs exchange nothing"
     figure.suptitle(f"{found.facts.name} on {found.seating.network.name}: {silent}")
@@ -52,13 +57,16 @@ def draw_heat(axes: Axes, traffic: Traffic) -> None:
     """
     import numpy as np
     from matplotlib.colors import LogNorm
+    from matplotlib.ticker import MaxNLocator
 
     each = -(-traffic.ranks // MOST_CELLS)
     side = -(-traffic.ranks // each)
     cells = np.zeros(side * side)
     np.add.at(cells, traffic.src // each * side + traffic.dst // each, traffic.payload_bytes)
     shown = np.ma.masked_equal(cells.reshape(side, side), 0)
-    norm = LogNorm() if shown.count() else None
+    low, high = (int(shown.min()), int(shown.max())) if shown.count() else (1, 1)
+    # Equal bytes are in the middle of a scale, on which nothing else is.
+    norm = LogNorm(low, high) if low < high else LogNorm(low / 2, 2 * high)
     image = axes.imshow(
         shown,
         norm=norm,
@@ -66,10 +74,16 @@ def draw_heat(axes: Axes, traffic: Traffic) -> None:
         interpolation="nearest",
         extent=(-0.5, side * each - 0.5, side * each - 0.5, -0.5),
     )
-    axes.set_xlabel("receiving rank")
-    axes.set_ylabel("sending rank" + (f" ({each} in a cell)" if each > 1 else ""))
+    for axis, label in ((axes.xaxis, "receiving rank"), (axes.yaxis, "sending rank")):
+        axis.set_major_locator(MaxNLocator("auto", integer=True, min_n_ticks=1))
+        axis.set_label_text(label)
+    if each > 1:
+        axes.set_title(f"{each} × {each} ranks in a cell")
     if shown.count():
-        axes.figure.colorbar(image, ax=axes, label="bytes a step")
+        ticks = np.geomspace(low, high, _TICKS if low < high else 1)
+        bar = axes.figure.colorbar(image, ax=axes, ticks=ticks, format=lambda size, _: format_size(round(size)))
+        bar.ax.minorticks_off()
+        bar.ax.set_title("a step")
 
 
 def fabrics_picture(info: FabricsInfo, picture_format: PictureFormat) -> bytes:
