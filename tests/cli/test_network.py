@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from typing import TYPE_CHECKING
 
 import jsonschema
@@ -100,6 +101,37 @@ def test_a_domain_that_holds_all_of_a_dc_ends_what_pays(capsys: pytest.CaptureFi
     short = ROOT / "schemas" / "networks" / "four-gpus.toml"
     assert run(["network", SAMPLE, "--network", str(short), "--sizes", "1,2,4"]) == 2
     assert "another border of each dc" in capsys.readouterr().err
+
+
+FOUR = ["--network", str(ROOT / "schemas" / "networks" / "four-gpus.toml"), "--schedule", "1f1b,geopipe"]
+
+
+def test_advice_is_that_of_the_short_form(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """Two tiers and one link per pair: the same plan, the same figures, and what more buys."""
+    short = ["--dc", "0-1,2-3", "--link", "dc0-dc1=25Gbit/s,10ms", *FOUR[2:]]
+    told = []
+    for words in (FOUR, short):
+        assert run(["advise", SAMPLE, *words, "--json"]) == 0
+        told.append(json.loads(capsys.readouterr().out))
+    tiers, links = (one["offers"][0] for one in told)
+    assert {name for name in links if tiers[name] != links[name]} == {"name"}
+    page = tmp_path / "r.html"
+    assert run(["report", SAMPLE, *FOUR, "-o", str(page)]) == 0
+    assert capsys.readouterr().out.startswith("Over two DCs of two GPUs run geopipe +2,2,0,0")
+
+
+@pytest.mark.parametrize("verb", ["advise", "report"])
+def test_offers_beside_a_network_are_refused_with_the_sweep_that_compares(
+    verb: str, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert run([verb, SAMPLE, *FOUR, "--or", "100Gbit/s,10ms=9000EUR/month"]) == 2
+    hint = capsys.readouterr().err.partition("Hint: ")[2]
+    command = shlex.split(hint)[0]
+    assert command.endswith("--tier dc.bandwidth=25Gbit/s,100Gbit/s")
+    if verb == "advise":
+        assert run(shlex.split(command)[1:]) == 0
+        assert "dc 100 Gbit/s" in capsys.readouterr().out
 
 
 def test_networks_are_compared(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

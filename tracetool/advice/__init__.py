@@ -236,9 +236,11 @@ def decide(
     """
     links = scenario.topology.links
     if offers and scenario.topology.seating is not None:
+        outer = scenario.topology.seating.network.tiers[-1].name
         raise ScenarioError(
             "an offer is of links between DCs, and a network says what lies between ranks.",
-            hint=f"compare figures of its tiers: {Option.TIER('dc.bandwidth=100..800Gbit/s')} of a sweep",
+            hint=f"compare figures of its tiers: tt.sweep(found, tt.over_tiers(tt.grid(found), network, "
+            f"'{outer}.bandwidth=25Gbit/s,100Gbit/s', found))",
         )
     price = parse_fee(fee) if isinstance(fee, str) else fee
     fees: Fees = {} if price is None else {directions(links): price} if isinstance(price, Fee) else price

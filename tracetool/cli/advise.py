@@ -19,6 +19,7 @@ from tracetool.cli.output import (
     next_step,
 )
 from tracetool.cli.question import OFFERS, RUN_STEPS, Words, ask, question_options
+from tracetool.cli.topology import refuse_offers
 from tracetool.errors import ScenarioError
 
 if TYPE_CHECKING:
@@ -109,6 +110,7 @@ def advise(
         )
     names = None if schedule is None else check_schedules(parse_names(schedule))
     sizes = _sizes(mbs, seq, co_tune=co_tune, others=(hidden, also, also_mbs, also_seq))
+    refuse_offers(words["network"], offers)
     words["link"], fees = without_fees(words["link"])
     question = ask(paths, words, quiet=quiet)
     other = None

@@ -124,8 +124,8 @@ OFFERS = click.option(
     "offers",
     multiple=True,
     metavar="100Gbit/s,10ms",
-    help="Another offer of the same links, to compare with --link; what one costs may stand behind it, as in "
-    "100Gbit/s,10ms=9000EUR/month. Repeatable.",
+    help="Another offer of the same links, to compare with --link (there is none of a --network); what one costs may "
+    "stand behind it, as in 100Gbit/s,10ms=9000EUR/month. Repeatable.",
 )
 RUN_STEPS = click.option(
     "--run-steps",

@@ -23,6 +23,7 @@ from tracetool.cli.output import (
     write_file,
 )
 from tracetool.cli.question import OFFERS, RUN_STEPS, Words, ask, question_options
+from tracetool.cli.topology import refuse_offers
 from tracetool.store import is_local
 
 if TYPE_CHECKING:
@@ -93,6 +94,7 @@ def report(
     ((path, form),) = report_targets([path], force=force)
     names = None if schedule is None else parse_names(schedule)
     check_schedules([*(names or ()), *([] if baseline is None else [baseline])])
+    refuse_offers(words["network"], offers)
     words["link"], fees = without_fees(words["link"])
     question = ask(paths, words, quiet=quiet)
     names = names or default_schedules(question.found.pipeline.observed)

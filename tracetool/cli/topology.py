@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from contextlib import suppress
 from itertools import combinations
 from pathlib import Path
@@ -93,3 +94,32 @@ def read_choice(
         return None
     refuse_both(dc, links)
     return read_network(network).with_collectives(collectives)
+
+
+def refuse_offers(network: Path | None, offers: Sequence[str]) -> None:
+    """Refuse offers of links beside a network: a sweep compares figures of its tiers.
+
+    Args:
+        network: Its file.
+        offers: Other links, with what they cost.
+
+    Raises:
+        ScenarioError: If both are given.
+    """
+    from tracetool.cli.output import following
+    from tracetool.network.file import read_network
+
+    if network is None or not offers:
+        return
+    outer = read_network(network).network.tiers[-1]
+    widths = [f"{outer.bandwidth_bytes_per_s * 8 / 1e9:g}Gbit/s"]
+    widths += [found[0] for found in map(_BANDWIDTH.search, offers) if found]
+    figures = ",".join(dict.fromkeys(widths)) if len(widths) > 1 else "100..800Gbit/s"
+    sweep = following("sweep", "--tier", f"{outer.name}.bandwidth={figures}")
+    raise ScenarioError(
+        "--or offers links between DCs, and --network says what lies between ranks.",
+        hint=f"'{sweep}' compares figures of its tiers; what links cost is told of --dc and --link",
+    )
+
+
+_BANDWIDTH = re.compile(r"[\d.]+\s*[KMGT]?(?:bit|B)/s")
