@@ -109,6 +109,15 @@ def test_doubtful_rows_say_why() -> None:
     assert any(row.time and row.time.is_host_bound and "host" in (row.reason or "") for row in h200().rows)
 
 
+def test_ways_over_what_was_not_recorded_are_not_predicted() -> None:
+    done = compared((H200 / "traces" / "nvlink",), H200 / "measured.json")
+    assert {row.measured.transport for row in done.rows if row.time is None} == {"host"}
+    assert all(row.time is not None for row in done.rows if row.measured.transport == "nvlink")
+    assert {row.reason for row in done.rows if row.time is None} == {
+        "no folder of recordings is named host, as others are"
+    }
+
+
 def test_recordings_of_layers_that_overlap_already_are_left() -> None:
     """All ten recordings of h100-tp, with peer-to-peer and sliced ones, tell what the four plain ones tell."""
     folder = data("h100-tp")

@@ -173,26 +173,24 @@ def compare(recordings: Sequence[LayerRecording], measured: MeasuredVariants) ->
     """Predict every row of a file of measured variants from recordings of the same machine.
 
     Args:
-        recordings: Of layers as they are. Where folders of some are named as a row's transport, the row is predicted
-            from those alone.
+        recordings: Of layers as they are. Where folders are named as transports of rows, these rows are predicted from
+            those alone, and others not at all.
         measured: The file.
 
     Raises:
         ReconstructError: If the recordings tell nothing of the machine.
     """
-    machines = {
-        name: calibrate(_of_transport(recordings, name)) for name in {row.transport for row in measured.results}
-    }
-    rows = tuple(_predict(row, machines[row.transport], measured.timing) for row in measured.results)
+    transports = {row.transport for row in measured.results}
+    named = {name: [each for each in recordings if name in each.name.split("/")] for name in transports}
+    used = {name: of_it for name, of_it in named.items() if of_it} or dict.fromkeys(transports, recordings)
+    machines = {name: calibrate(of_it) for name, of_it in used.items()}
+    rows = tuple(_predict(row, machines.get(row.transport), measured.timing) for row in measured.results)
     return OverlapComparison(rows, tuple(_winners(rows)))
 
 
-def _of_transport(recordings: Sequence[LayerRecording], transport: str) -> Sequence[LayerRecording]:
-    named = [each for each in recordings if transport in each.name.split("/")]
-    return named or recordings
-
-
-def _predict(row: MeasuredVariant, machine: Machine, timing: Timing) -> PredictedVariant:
+def _predict(row: MeasuredVariant, machine: Machine | None, timing: Timing) -> PredictedVariant:
+    if machine is None:
+        return PredictedVariant(row, None, f"no folder of recordings is named {row.transport}, as others are")
     if row.group_size != machine.gather.ranks:
         return PredictedVariant(row, None, f"recorded are groups of {machine.gather.ranks} ranks")
     shape = row.layer
