@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import TYPE_CHECKING
 
 import pytest
@@ -18,9 +19,14 @@ LAYERS = [str(H200 / "traces" / "nvlink" / f"8192_4096_2752_{side}_coll") for si
 
 
 def test_answer_comes_first(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(["overlap", *LAYERS, "--overlap", "slice:2,async-tp", "-q"]) == 0
+    asked = ["overlap", *LAYERS, "--overlap", "slice:2,async-tp", "-q"]
+    assert run(asked) == 0
+    assert capsys.readouterr().out.startswith(
+        "Overlap does not pay in 1 of 2 sides of layers; the error leaves 1 open."
+    )
+    assert run([*asked, "-v"]) == 0
     printed = capsys.readouterr().out
-    assert printed.startswith("8192 x 4096 x 2752 on 2 ranks, all-gather, then product: overlap ")
+    assert "\n8192 x 4096 x 2752 on 2 ranks, all-gather, then product: " in printed
     assert "If hosts took no time (CUDA graphs), async-tp would be" in " ".join(printed.split())
     assert "slice:4" not in printed
 
@@ -38,6 +44,7 @@ def test_json_says_the_same(capsys: pytest.CaptureFixture[str]) -> None:
         assert way["gain_ratio"] == pytest.approx(1 - way["call_ms"] / gather["ways"][0]["call_ms"])
         product_ns = 2 * 8192 * 4096 * 2752 / (way["mfu_ratio"] * 989_000)
         assert way["call_ms"] == pytest.approx(product_ns / 1e6)
+        assert way["device_ms"] <= way["call_ms"]
 
 
 def test_where_it_begins_to_pay(capsys: pytest.CaptureFixture[str]) -> None:
@@ -51,6 +58,8 @@ def test_where_it_begins_to_pay(capsys: pytest.CaptureFixture[str]) -> None:
     assert gather["over"][0]["call_ms"] == pytest.approx(1.611, rel=0.02)
     assert fast["call_ms"] == pytest.approx(scatter["ways"][0]["call_ms"])
     assert run(asked) == 0
+    assert re.search(r"at 200 Gbit/s +1.6 ms +slice:4 ", capsys.readouterr().out)
+    assert run([*asked, "-v"]) == 0
     assert "over 200 Gbit/s (25 GB/s): 1.6 ms as it is; overlap" in capsys.readouterr().out
 
 

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 SAMPLE, ASCEND = str(SAMPLES / "h100-1f1b"), str(SAMPLES / "ascend-1f1b")
+H200 = ROOT / "tests" / "data" / "h200-overlap"
+LAYERS = [str(H200 / "traces" / "nvlink" / f"8192_4096_2752_{side}_coll") for side in ("ag", "rs")]
 OVER = ["--dc", "0-1,2-3", "--link", "dc0-dc1=25Gbit/s,10ms"]
 FEW = ["--schedule", "1f1b,geopipe,zb-h1"]
 COMMANDS = {
@@ -31,10 +33,16 @@ COMMANDS = {
     "info": ["info", SAMPLE, *OVER[:2]],
     "info of ascend": ["info", ASCEND],
     "schedules": ["schedules"],
+    "overlap": ["overlap", *LAYERS],
+    "overlap over links": ["overlap", *LAYERS, "--bandwidth", "10GB/s,25GB/s,50GB/s,100GB/s,200GB/s,400GB/s"],
+    "overlap measured": ["overlap", *LAYERS, "--measured", str(H200 / "measured.json")],
 }
 
 
-WIDTHS = [*((name, 80) for name in COMMANDS), *((name, width) for name in ("replay", "info") for width in (60, 120))]
+WIDTHS = [
+    *((name, 80) for name in COMMANDS),
+    *((name, width) for name in ("replay", "info", "overlap", "overlap over links") for width in (60, 120)),
+]
 
 
 @pytest.mark.parametrize(("name", "columns"), WIDTHS)
@@ -44,8 +52,9 @@ def test_an_answer_is_one_screen(
     """Lines as a terminal counts them: the command to run next is not broken, and takes several."""
     monkeypatch.setenv("COLUMNS", str(columns))
     assert run(COMMANDS[name]) == 0
-    lines = capsys.readouterr().out.replace(str(SAMPLES), "sample_traces").splitlines()
+    lines = capsys.readouterr().out.replace(str(SAMPLES), "sample_traces").replace(f"{ROOT}/", "").splitlines()
     assert sum(max(1, -(-len(line) // columns)) for line in lines) <= 24
+    assert max(len(line) for line in lines if "/" not in line) <= columns
     assert lines[0].strip(), "the answer comes first"
 
 
@@ -79,7 +88,7 @@ def test_a_replay_that_misses_its_recording_by_far_gives_orders_and_no_steps(
 
 
 def test_everything_is_a_flag_away(capsys: pytest.CaptureFixture[str]) -> None:
-    for name in ("replay", "explain", "info", "schedules"):
+    for name in ("replay", "explain", "info", "schedules", "overlap"):
         assert run(COMMANDS[name]) == 0
         short = capsys.readouterr().out
         assert run([*COMMANDS[name], "-v"]) == 0

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from tracetool.cli.output import JSON, QUIET, ProgressBar, next_step, path_or_url, print_result
+from tracetool.cli.output import JSON, QUIET, VERBOSE, ProgressBar, next_step, path_or_url, print_result
 from tracetool.cli.question import command_line
 
 
@@ -30,6 +30,7 @@ from tracetool.cli.question import command_line
     metavar="BANDWIDTHS",
     help="Also over other links between the ranks, each way, as in 25GB/s,50GB/s,100GB/s: where does it begin to pay?",
 )
+@VERBOSE
 @JSON
 @QUIET
 def overlap(
@@ -38,6 +39,7 @@ def overlap(
     measured: Path | None,
     bandwidth: str | None,
     *,
+    verbose: bool,
     as_json: bool,
     quiet: bool,
 ) -> None:
@@ -75,11 +77,15 @@ def overlap(
         printed = (
             report.render_comparison_json(done, names, info, facts)
             if as_json
-            else report.render_comparison_text(done, info)
+            else report.render_comparison_text(done, info, verbose=verbose)
         )
     else:
         answer = answer_for(recordings, tried, bandwidths=bandwidths)
-        printed = report.render_answer_json(answer, names, facts) if as_json else report.render_answer_text(answer)
+        printed = (
+            report.render_answer_json(answer, names, facts)
+            if as_json
+            else report.render_answer_text(answer, verbose=verbose)
+        )
     print_result(printed.decode())
     if not as_json:
         next_step(f"tracetool overlap {shlex.join(names)} --json", quiet=quiet)

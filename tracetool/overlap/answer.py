@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from tracetool.errors import BadQuery, ReconstructError
 from tracetool.overlap.calibration import calibrate
 from tracetool.overlap.measured import Timing
-from tracetool.overlap.prediction import CallTime, call_time
+from tracetool.overlap.prediction import CallTime, SeenError, call_time, seen_error
 from tracetool.overlap.variants import ELEMENT_BYTES, LayerShape
 
 if TYPE_CHECKING:
@@ -25,10 +25,6 @@ WAYS = (NONE, "slice:2", "slice:4", "slice:8", "p2p", "p2p:2", "async-tp")
 """Ways that are tried unless others are named."""
 _WAY = re.compile(r"(?P<way>none|slice|p2p|async-tp)(?::(?P<count>[1-9]\d?))?$")
 _VARIANTS = {"none": "coll", "slice": "sliced", "p2p": "p2p", "async-tp": "async_tp"}
-ERROR_RATIO = 0.08
-"""Largest error of rows that the device bounds, on recorded layers, but for single ones; of differences likewise."""
-HOST_ERROR_RATIO = 0.16
-"""The same of rows that the host bounds."""
 _PEAK_FLOPS_PER_NS = {"A100": 312_000.0, "H100": 989_000.0, "H200": 989_000.0, "H20": 148_000.0, "B200": 2_250_000.0}
 """Dense 16 bit peak by device, as vendors publish it (SXM)."""
 
@@ -63,7 +59,8 @@ class WayTime:
         way: The way.
         time: What a call takes.
         exposed_ns: What it takes beyond the product alone.
-        error_ratio: How far the time may be off.
+        error: How far such times were off.
+        device_error: The same if hosts took no time.
         mfu_ratio: Model FLOPS utilisation: operations of the product over what the device could do meanwhile; None of
             a device whose peak is not known.
     """
@@ -71,8 +68,14 @@ class WayTime:
     way: str
     time: CallTime
     exposed_ns: float
-    error_ratio: float
+    error: SeenError
+    device_error: SeenError
     mfu_ratio: float | None
+
+    @property
+    def error_ratio(self) -> float:
+        """How far the time may be off."""
+        return self.error.time_ratio
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,30 +104,52 @@ class LayerSide:
 
     @property
     def next_best(self) -> WayTime | None:
-        """The fastest way that overlaps; None if none was asked for."""
-        return min(self.ways[1:], key=lambda way: way.time.call_ns, default=None)
+        """The fastest way that overlaps, of those that pay for sure if some do; None if none was asked for."""
+        sure = [way for way in self.ways[1:] if self.gain_ratio(way) > self.gain_error_ratio(way)]
+        return min(sure or self.ways[1:], key=lambda way: way.time.call_ns, default=None)
 
     def gain_ratio(self, way: WayTime) -> float:
         """What a way takes less than the layer as it is, over that."""
         return 1 - way.time.call_ns / self.ways[0].time.call_ns
 
+    def gain_error_ratio(self, way: WayTime) -> float:
+        """How far the gain may be off: the longer a way takes beside the layer as it is, the further."""
+        return way.error.change_ratio * way.time.call_ns / self.ways[0].time.call_ns
+
+    def device_gain_ratio(self, way: WayTime) -> float:
+        """The gain if hosts took no time."""
+        return 1 - way.time.device_ns / self.ways[0].time.device_ns
+
+    def device_gain_error_ratio(self, way: WayTime) -> float:
+        """How far that may be off."""
+        return way.device_error.change_ratio * way.time.device_ns / self.ways[0].time.device_ns
+
     @property
     def pays_without_host(self) -> WayTime | None:
         """The fastest way if hosts took no time, where it is faster than the layer as it is by more than its error."""
-        best = min(self.ways, key=lambda way: way.time.device_ns)
-        gain = 1 - best.time.device_ns / self.ways[0].time.device_ns
-        return best if gain > ERROR_RATIO else None
+        sure = [way for way in self.ways[1:] if self.device_gain_ratio(way) > self.device_gain_error_ratio(way)]
+        return min(sure, key=lambda way: way.time.device_ns, default=None)
 
     @property
     def pays(self) -> bool | None:
-        """Whether some way is faster by more than its error; None if the error leaves that open."""
-        found = self.next_best
-        if found is None:
-            return False
-        gain = self.gain_ratio(found)
-        if abs(gain) <= found.error_ratio:
-            return None
-        return gain > 0
+        """Whether some way is faster by more than its error; None if the error leaves that open for one."""
+        gains = [(self.gain_ratio(way), self.gain_error_ratio(way)) for way in self.ways[1:]]
+        if any(gain > error for gain, error in gains):
+            return True
+        return None if any(gain + error >= 0 for gain, error in gains) else False
+
+
+@dataclass(frozen=True, slots=True)
+class LeftRecording:
+    """A recording that was not used.
+
+    Attributes:
+        name: Its path.
+        reason: Why not.
+    """
+
+    name: str
+    reason: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,7 +166,11 @@ class OverlapAnswer:
     device: str
     machine: Machine
     sides: tuple[LayerSide, ...]
-    left: tuple[str, ...]
+    left: tuple[LeftRecording, ...]
+
+
+_OVERLAPS = "sends and receives, or products beside collectives: it overlaps already"
+_HOLDS_NONE = "no collective and no product of a known kernel"
 
 
 def answer_for(
@@ -178,9 +207,9 @@ def answer_for(
         for shape, side in found
     )
     left = tuple(
-        f"{each.name}: sends and receives, or products beside collectives: it overlaps already"
+        LeftRecording(each.name, _OVERLAPS if each.has_exchanges else _HOLDS_NONE)
         for each in recordings
-        if each.has_exchanges
+        if each.has_exchanges or not (each.collectives or each.products)
     )
     return OverlapAnswer(device, machine, sides, left)
 
@@ -200,7 +229,8 @@ def _sides_of(recording: LayerRecording) -> list[tuple[LayerShape, str]]:
 
 
 def _way(way: str, side: str, shape: LayerShape, machine: Machine, device: str) -> WayTime:
-    time = call_time(variant_of(way, side), shape, machine, _IN_A_ROW)
+    variant = variant_of(way, side)
+    time = call_time(variant, shape, machine, _IN_A_ROW)
     if time is None:
         raise BadQuery(f"{way!r} is no way to overlap.")
     product = shape.gathered(shape.tokens) if side == "ag" else shape.scattered(shape.tokens)
@@ -209,6 +239,7 @@ def _way(way: str, side: str, shape: LayerShape, machine: Machine, device: str) 
         way,
         time,
         time.call_ns - machine.products.time(product).alone_ns,
-        HOST_ERROR_RATIO if time.is_host_bound else ERROR_RATIO,
+        seen_error(variant, shape, machine, host_bound=time.is_host_bound),
+        seen_error(variant, shape, machine, host_bound=False),
         None if peak is None else product.flops / time.call_ns / peak,
     )

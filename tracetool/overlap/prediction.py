@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections import defaultdict
 from dataclasses import dataclass, replace
+from math import isfinite
 from typing import TYPE_CHECKING
 
 from tracetool.overlap.calibration import calibrate
 from tracetool.overlap.program import Stream
 from tracetool.overlap.simulation import Physics, Simulation
-from tracetool.overlap.variants import LayerShape, issue_calls, side_of
+from tracetool.overlap.variants import LayerShape, issue_calls, parts_of, side_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -24,6 +25,59 @@ _DEVICE_BOUND_RATIO = 0.93
 _FASTER_RATIO = 0.03
 """Variants within this of each other are as fast."""
 _NO_HOST_NS = 1e-3
+_SMALL_PARTS = 4
+"""More parts than these are small ones."""
+
+
+@dataclass(frozen=True, slots=True)
+class SeenError:
+    """How far predictions of one kind of way were off: at least 95 % of the measured ones by no more.
+
+    Attributes:
+        kind: What they rest on.
+        time_ratio: Of the time of a call.
+        change_ratio: Of that time over the one of the layer as it is.
+    """
+
+    kind: str
+    time_ratio: float
+    change_ratio: float
+
+
+AS_RECORDED = SeenError("as recorded", 0.03, 0.0)
+PARTS = SeenError("parts", 0.10, 0.10)
+SMALL_PARTS = SeenError("small parts", 0.16, 0.16)
+OTHER_LINK = SeenError("other link", 0.10, 0.12)
+NEVER_RECORDED = SeenError("new kernels", 0.10, 0.11)
+HOST_BOUND = SeenError("host-bound", 0.16, 0.17)
+HOST_BOUND_NEVER_RECORDED = SeenError("host-bound, new kernels", 0.29, 0.40)
+
+
+def seen_error(variant: str, shape: LayerShape, machine: Machine, *, host_bound: bool) -> SeenError:
+    """How far measured ways of the same kind were off, on four H100 and two H200.
+
+    Args:
+        variant: The way.
+        shape: The layer.
+        machine: What runs it.
+        host_bound: Whether the host's calls decide its time.
+    """
+    known = _is_product_recorded(variant, shape, machine)
+    if host_bound:
+        return HOST_BOUND if known else HOST_BOUND_NEVER_RECORDED
+    parts = parts_of(variant, machine.gather.ranks)
+    if parts > _SMALL_PARTS:
+        return SMALL_PARTS
+    if isfinite(machine.gather.limit_bytes_per_ns):
+        return OTHER_LINK
+    if not known:
+        return NEVER_RECORDED
+    return PARTS if parts > 1 else AS_RECORDED
+
+
+def _is_product_recorded(variant: str, shape: LayerShape, machine: Machine) -> bool:
+    whole = shape.gathered if side_of(variant) == "ag" else shape.scattered
+    return whole(shape.tokens) in machine.products.known
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +86,7 @@ class CallTime:
 
     Attributes:
         call_ns: Mean over the orders in which works that are ready together may start.
-        device_ns: What it would take if the host took no time.
+        device_ns: What it would take if the host took no time: never more than with it.
     """
 
     call_ns: float
@@ -61,7 +115,8 @@ def call_time(variant: str, shape: LayerShape, machine: Machine, timing: Timing)
     if issued is None or by_device is None:
         return None
     times = _expected_ns(issued, machine.gather.ranks), last_end_ns(by_device, [False, True])
-    return CallTime(*((time - timing.host_ahead_ns) / timing.calls for time in times))
+    call_ns, device_ns = ((time - timing.host_ahead_ns) / timing.calls for time in times)
+    return CallTime(call_ns, min(call_ns, device_ns))
 
 
 def _expected_ns(program: Program, ranks: int) -> float:
@@ -182,7 +237,7 @@ def compare(recordings: Sequence[LayerRecording], measured: MeasuredVariants) ->
     """
     transports = {row.transport for row in measured.results}
     named = {name: [each for each in recordings if name in each.name.split("/")] for name in transports}
-    used = {name: of_it for name, of_it in named.items() if of_it} or dict.fromkeys(transports, recordings)
+    used = {name: of_it for name, of_it in named.items() if of_it} or {name: [*recordings] for name in transports}
     machines = {name: calibrate(of_it) for name, of_it in used.items()}
     rows = tuple(_predict(row, machines.get(row.transport), measured.timing) for row in measured.results)
     return OverlapComparison(rows, tuple(_winners(rows)))
@@ -204,11 +259,11 @@ def _predict(row: MeasuredVariant, machine: Machine | None, timing: Timing) -> P
 
 def _doubt(variant: str, shape: LayerShape, machine: Machine, time: CallTime) -> str | None:
     """Why a prediction is less sure than most."""
-    product = shape.gathered(shape.tokens) if side_of(variant) == "ag" else shape.scattered(shape.tokens)
     doubts = []
     if time.is_host_bound:
-        doubts.append("the host's calls bound it, whose time without the profiler is an estimate (15 % off)")
-    if product not in machine.products.known and "only" not in variant:
+        off = seen_error(variant, shape, machine, host_bound=True).time_ratio
+        doubts.append(f"the host's calls bound it, whose time without the profiler is an estimate (±{off:.0%})")
+    if not _is_product_recorded(variant, shape, machine) and "only" not in variant:
         doubts.append("no product of this shape was recorded: its kernel is a guess")
     return "; ".join(doubts) or None
 

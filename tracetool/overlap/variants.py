@@ -286,6 +286,13 @@ def side_of(variant: str) -> str | None:
     return None if _PARTS_OF_A_LAYER.match(variant) or side not in {"ag", "rs", "ar"} else side
 
 
+def parts_of(variant: str, ranks: int) -> int:
+    """How many parts a variant computes its product in, at most: what is sent piece by piece is multiplied so."""
+    match = _NAME.match(variant)
+    count = int(match["count"] or 1) if match else 1
+    return count * ranks if match and match["way"].endswith(("_p2p", "_async_tp")) else count
+
+
 def issue_calls(variant: str, shape: LayerShape, machine: Machine, *, calls: int, ahead_ns: float) -> Program | None:
     """What a rank's host issues when a variant is called so many times in a row.
 

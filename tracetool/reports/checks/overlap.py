@@ -2,24 +2,27 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import TYPE_CHECKING, Annotated
 
 import msgspec
 
 from tracetool.overlap.measured import MeasuredShape
 from tracetool.reports import as_json
-from tracetool.reports.answer.text import Note, table, wrapped
+from tracetool.reports.answer.text import Note, fitted_table, lines_left, wrapped
 from tracetool.reports.checks.validation import InputInfo  # noqa: TC001 - msgspec reads it
 from tracetool.tables.fields import Head, SchemaId, as_struct, doc
-from tracetool.units import format_bandwidth, format_duration
+from tracetool.units import format_bandwidth, format_bits, format_duration
 
 if TYPE_CHECKING:
     from tracetool.overlap.answer import LayerSide, OverlapAnswer, WayTime
     from tracetool.overlap.prediction import OverlapComparison, PredictedVariant
     from tracetool.overlap.variants import LayerShape
     from tracetool.reports import CallFacts
+    from tracetool.reports.answer.text import Cells
 
 _SIDES = {"ag": "all-gather, then product", "rs": "product, then reduce-scatter"}
+_SHORT_SIDES = {"ag": "gather", "rs": "scatter"}
 
 
 class OverlapRow(msgspec.Struct, kw_only=True):
@@ -67,7 +70,9 @@ class OverlapWay(msgspec.Struct, kw_only=True):
     way: Annotated[str, doc("none (as it is), slice:N, p2p, p2p:N or async-tp.")]
     call_ms: Annotated[float, doc("Time of one call without a profiler.")]
     gain_ratio: Annotated[float, doc("What it takes less than the layer as it is, over that.")]
-    error_ratio: Annotated[float, doc("How far time and gain may be off.")]
+    error_ratio: Annotated[float, doc("How far the time may be off.")]
+    gain_error_ratio: Annotated[float, doc("How far the gain may be off.")]
+    rests_on: Annotated[str, doc("Kind of way: of each, errors of measured ones were counted apart.")]
     exposed_ms: Annotated[float, doc("Time beyond the product alone.")]
     host_bound: Annotated[bool, doc("Whether the host's calls decide the time.")]
     device_ms: Annotated[float, doc("Time of one call if the host took none, as with CUDA graphs.")]
@@ -128,8 +133,8 @@ def render_comparison_json(done: OverlapComparison, traces: list[str], measured:
     )
 
 
-def render_comparison_text(done: OverlapComparison, measured: InputInfo) -> bytes:
-    """The answer, a table, and what is doubtful."""
+def render_comparison_text(done: OverlapComparison, measured: InputInfo, *, verbose: bool) -> bytes:
+    """The answer, a table, and what is doubtful; a screen of rows, the furthest off, unless verbose."""
     right = sum(winner.is_right for winner in done.winners)
     lines = [f"{right} of {len(done.winners)} fastest ways are right."] if done.winners else []
     if done.mape_ratio is not None and done.max_error_ratio is not None:
@@ -137,7 +142,6 @@ def render_comparison_text(done: OverlapComparison, measured: InputInfo) -> byte
             f"{len(done.errors)} of {len(done.rows)} rows of {measured.name} predicted: mean error "
             f"{done.mape_ratio:.1%}, largest {done.max_error_ratio:.1%}."
         )
-    cells = [("layer", "over", "way", "ms", "predicted", "error"), *(_row_cells(row) for row in done.rows)]
     after: dict[str, int] = {}
     for row in done.rows:
         if row.reason is not None:
@@ -149,22 +153,39 @@ def render_comparison_text(done: OverlapComparison, measured: InputInfo) -> byte
         if not w.is_right
     ]
     doubts = [Note(f"{count} rows: {reason}") for reason, count in after.items()]
-    return ("\n".join([*wrapped(lines), "", *table(cells), "", *wrapped([*wrong, *doubts])]).rstrip() + "\n").encode()
+    if not verbose and len(wrong) > _MOST_WRONG:
+        wrong[_MOST_WRONG:] = [f"  and {len(wrong) - _MOST_WRONG} wrong ones more: -v"]
+    above, below = [*wrapped(lines), ""], ["", *wrapped([*wrong, *doubts])]
+    room = max(_FEWEST_ROWS, lines_left([*above, *below]) - 3)
+    shown = done.rows if verbose or len(done.rows) <= room else sorted(done.rows, key=_rank, reverse=True)[:room]
+    if len(shown) < len(done.rows):
+        below.insert(0, f"  {len(done.rows) - len(shown)} rows more, closer than these: -v")
+    several = len({row.measured.transport for row in done.rows}) > 1
+    table = fitted_table([_row_cells(row, several=several) for row in shown], ["over", "predicted"])
+    return ("\n".join([*above, *table, *below]).rstrip() + "\n").encode()
+
+
+_FEWEST_ROWS, _MOST_WRONG = 5, 3
+
+
+def _rank(row: PredictedVariant) -> float:
+    """How far it is off; what has no prediction comes last, notes count it."""
+    return -1.0 if row.error_ratio is None else abs(row.error_ratio)
 
 
 def _name(shape: LayerShape) -> str:
     return f"{shape.tokens} x {shape.hidden} x {shape.ffn_per_rank}"
 
 
-def _row_cells(row: PredictedVariant) -> tuple[str, ...]:
-    return (
-        _name(row.measured.layer),
-        row.measured.transport,
-        row.measured.variant,
-        f"{row.measured.measured_ms:.3f}",
-        "-" if row.predicted_ms is None else f"{row.predicted_ms:.3f}",
-        "" if row.error_ratio is None else f"{row.error_ratio:+.1%}",
-    )
+def _row_cells(row: PredictedVariant, *, several: bool) -> Cells:
+    return {
+        "layer": _name(row.measured.layer),
+        "over": row.measured.transport if several else "",
+        "way": row.measured.variant,
+        "ms": f"{row.measured.measured_ms:.3f}",
+        "predicted": "-" if row.predicted_ms is None else f"{row.predicted_ms:.3f}",
+        "error": "" if row.error_ratio is None else f"{row.error_ratio:+.1%}",
+    }
 
 
 def render_answer_json(done: OverlapAnswer, traces: list[str], facts: CallFacts) -> bytes:
@@ -175,6 +196,7 @@ def render_answer_json(done: OverlapAnswer, traces: list[str], facts: CallFacts)
             ways=[
                 as_struct(
                     OverlapWay, way, call_ms=way.time.call_ns / 1e6, gain_ratio=side.gain_ratio(way),
+                    gain_error_ratio=side.gain_error_ratio(way), rests_on=way.error.kind,
                     exposed_ms=way.exposed_ns / 1e6, host_bound=way.time.is_host_bound,
                     device_ms=way.time.device_ns / 1e6,
                 )
@@ -190,20 +212,111 @@ def render_answer_json(done: OverlapAnswer, traces: list[str], facts: CallFacts)
         )
         for side in done.sides
     ]  # fmt: skip
-    return as_json(as_struct(OverlapInfo, done, facts, traces=traces, layers=layers, notes=list(done.left)))
+    return as_json(as_struct(OverlapInfo, done, facts, traces=traces, layers=layers, notes=_left_texts(done)))
 
 
-def render_answer_text(done: OverlapAnswer) -> bytes:
-    """The answer first, then every way of every layer."""
-    lines = [
-        line
-        for side in done.sides
-        for line in (*wrapped([_verdict(side)]), *table(_side_cells(side)), *wrapped(_over_lines(side)), "")
+def render_answer_text(done: OverlapAnswer, *, verbose: bool) -> bytes:
+    """The answer first, then a row per side of a layer; every way of each if verbose."""
+    head = wrapped([_headline(done)])
+    below = [
+        *wrapped(
+            [
+                *([] if verbose else _gains_without_hosts(done)),
+                *([_ASYNC] if any(_has_async(side) for side in done.sides) else []),
+                *_left(done, verbose=verbose),
+            ]
+        )
     ]
-    if any(side.best.way == "async-tp" or side.pays_without_host for side in done.sides):
-        lines += wrapped([Note("async-tp was compared with measured calls of groups of two ranks alone (H200)")])
-    lines += wrapped([Note(text) for text in done.left])
-    return ("\n".join(lines).rstrip() + "\n").encode()
+    if verbose:
+        lines = [
+            line
+            for side in done.sides
+            for line in (*wrapped([_verdict(side)]), *_ways_table(side), *wrapped(_over_lines(side)), "")
+        ]
+        return ("\n".join([*head, "", *lines, *below]).rstrip() + "\n").encode()
+    cells = [each for side in done.sides for each in _side_cells(side)]
+    room = max(_FEWEST_ROWS, lines_left([*head, "", "", *below]) - 3)
+    shown = cells if len(cells) <= room else cells[:room]
+    more = [
+        f"  {len(cells) - len(shown)} rows more, and every way: -v" if len(shown) < len(cells) else "  every way: -v"
+    ]
+    table = fitted_table(shown, ["as it is", "takes"])
+    return ("\n".join([*head, "", *table, *more, "", *below]).rstrip() + "\n").encode()
+
+
+_ASYNC = Note("async-tp was compared with measured calls of groups of two ranks alone (H200)")
+_PAYS = {True: "yes", False: "no", None: "open"}
+
+
+def _headline(done: OverlapAnswer) -> str:
+    """Where overlap pays, of all sides of layers."""
+    asked = [side for side in done.sides if side.next_best is not None]
+    if not asked:
+        return f"{len(done.sides)} sides of layers, as they are."
+    counts = {verdict: sum(side.pays is verdict for side in asked) for verdict in _PAYS}
+    if len(asked) == counts[False]:
+        return f"Overlap does not pay{'' if len(asked) == 1 else f': in none of {len(asked)} sides of layers'}."
+    if len(asked) == counts[True]:
+        return f"Overlap pays{'' if len(asked) == 1 else f' in all {len(asked)} sides of layers'}."
+    parts = [f"pays in {counts[True]}", f"does not pay in {counts[False]}"]
+    parts = [part for part, verdict in zip(parts, (True, False), strict=True) if counts[verdict]]
+    opened = f"the error leaves {counts[None]} open" if counts[None] else ""
+    of = "" if len(asked) == 1 else f" of {len(asked)} sides of layers"
+    if not parts:
+        return f"Whether overlap pays is open{of and f': in all{of}'}: it changes less than its error."
+    return f"Overlap {' and '.join(parts)}{of}{f'; {opened}' if opened else ''}."
+
+
+def _gains_without_hosts(done: OverlapAnswer) -> list[str]:
+    """What would pay without hosts where nothing does with them, in a sentence."""
+    found = [(free, side.device_gain_ratio(free)) for side in done.sides if (free := _without_hosts(side)) is not None]
+    if not found:
+        return []
+    gains = sorted({f"{gain:.0%}": gain for _, gain in found}.items(), key=lambda each: each[1])
+    by = gains[0][0] if len(gains) == 1 else f"{gains[0][0]} to {gains[-1][0]}"
+    ways = " or ".join(dict.fromkeys(free.way for free, _ in found))
+    where = "" if len(done.sides) == 1 else f" in {len(found)} of {len(done.sides)}"
+    return [f"If hosts took no time (CUDA graphs), {ways} would pay{where}: {by} shorter."]
+
+
+def _left(done: OverlapAnswer, *, verbose: bool) -> list[Note]:
+    """Recordings that were not used; unless verbose, how many."""
+    if verbose:
+        return [Note(text) for text in _left_texts(done)]
+    counts = Counter(each.reason for each in done.left)
+    return [Note(f"{number} recording{'s' * (number > 1)} left out: {reason}") for reason, number in counts.items()]
+
+
+def _left_texts(done: OverlapAnswer) -> list[str]:
+    return [f"{each.name}: {each.reason}" for each in done.left]
+
+
+def _has_async(side: LayerSide) -> bool:
+    free = _without_hosts(side)
+    return any(found is not None and found.way == "async-tp" for found in (side.next_best, free))
+
+
+def _without_hosts(side: LayerSide) -> WayTime | None:
+    """What would pay without hosts where it does not with them."""
+    return None if side.pays else side.pays_without_host
+
+
+def _side_cells(side: LayerSide) -> list[Cells]:
+    """A side of a layer, and the same over other links."""
+    rows = [("", side), *((f"at {format_bits(rate)}", there) for rate, there in side.over)]
+    return [
+        {
+            "layer": _name(side.shape) if not at else f"  {at}",
+            "side": _SHORT_SIDES[side.side] if not at else "",
+            "as it is": format_duration(there.ways[0].time.call_ns),
+            "fastest\noverlap": "" if found is None else found.way,
+            "takes": "" if found is None else format_duration(found.time.call_ns),
+            "gain": "" if found is None else f"{there.gain_ratio(found):+.0%} ±{there.gain_error_ratio(found):.0%}",
+            "pays": "" if found is None else _PAYS[there.pays],
+        }
+        for at, there in rows
+        for found in [there.next_best]
+    ]
 
 
 def _verdict(side: LayerSide) -> str:
@@ -212,42 +325,41 @@ def _verdict(side: LayerSide) -> str:
     if found is None:
         return f"{head} {format_duration(side.ways[0].time.call_ns)} as it is."
     gain = side.gain_ratio(found)
-    by = f"{abs(gain):.1%} (±{found.error_ratio:.0%}) {'shorter' if gain > 0 else 'longer'}"
-    said = {True: "overlap pays", False: "overlap does not pay", None: "overlap changes less than its error"}[side.pays]
-    told = f"{head} {said}. Best is {found.way}, {by} than as it is."
-    free = side.pays_without_host
-    if free is None or side.pays:
+    by = f"{abs(gain):.1%} (±{side.gain_error_ratio(found):.0%}) {'shorter' if gain > 0 else 'longer'}"
+    said = {True: "overlap pays", False: "overlap does not pay", None: "the error leaves open whether overlap pays"}
+    told = f"{head} {said[side.pays]}. Best is {found.way}, {by} than as it is."
+    free = _without_hosts(side)
+    if free is None:
         return told
-    gain = 1 - free.time.device_ns / side.ways[0].time.device_ns
-    return f"{told} If hosts took no time (CUDA graphs), {free.way} would be {gain:.1%} shorter."
+    by = f"{side.device_gain_ratio(free):.1%} (±{side.device_gain_error_ratio(free):.0%}) shorter"
+    return f"{told} If hosts took no time (CUDA graphs), {free.way} would be {by}."
 
 
 def _over_lines(side: LayerSide) -> list[str]:
     """Over links of other bandwidths: whether it pays there, and what."""
-    said = {True: "pays", False: "does not pay", None: "changes less than its error"}
+    said = {True: "pays", False: "does not pay", None: "may pay or not"}
     return [
         f"    over {format_bandwidth(bandwidth)}: {format_duration(there.ways[0].time.call_ns)} as it is; overlap "
-        f"{said[there.pays]}, {found.way} {there.gain_ratio(found):+.1%} (±{found.error_ratio:.0%})"
+        f"{said[there.pays]}, {found.way} {there.gain_ratio(found):+.1%} (±{there.gain_error_ratio(found):.0%})"
         for bandwidth, there in side.over
         if (found := there.next_best) is not None
     ]
 
 
-def _side_cells(side: LayerSide) -> list[tuple[str, ...]]:
-    return [
-        ("", "call", "gain", "±", "device alone", "exposed", "MFU", ""),
-        *(_way_cells(side, way) for way in side.ways),
-    ]
+def _ways_table(side: LayerSide) -> list[str]:
+    return fitted_table([_way_cells(side, way) for way in side.ways], ["MFU", "exposed", "device\nalone", "rests on"])
 
 
-def _way_cells(side: LayerSide, way: WayTime) -> tuple[str, ...]:
-    return (
-        f"  {way.way}",
-        format_duration(way.time.call_ns),
-        "" if way is side.ways[0] else f"{side.gain_ratio(way):+.1%}",
-        f"{way.error_ratio:.0%}",
-        format_duration(way.time.device_ns),
-        format_duration(max(0.0, way.exposed_ns)),
-        "-" if way.mfu_ratio is None else f"{way.mfu_ratio:.0%}",
-        "host-bound" if way.time.is_host_bound else "",
-    )
+def _way_cells(side: LayerSide, way: WayTime) -> Cells:
+    is_first = way is side.ways[0]
+    return {
+        "": way.way,
+        "call": format_duration(way.time.call_ns),
+        "±": f"{way.error_ratio:.0%}",
+        "gain": "" if is_first else f"{side.gain_ratio(way):+.1%}",
+        "± of\ngain": "" if is_first else f"{side.gain_error_ratio(way):.0%}",
+        "device\nalone": format_duration(way.time.device_ns),
+        "exposed": format_duration(max(0.0, way.exposed_ns)),
+        "MFU": "-" if way.mfu_ratio is None else f"{way.mfu_ratio:.0%}",
+        "rests on": way.error.kind,
+    }
