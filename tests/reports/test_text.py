@@ -52,3 +52,33 @@ def test_every_line_of_a_report_fits_whatever_the_names(
     # What a rank needs beyond its peak is the recording's: it stands there once for all.
     assert text.count("needed beyond it") == 1
     assert " ".join(text.split()).count("(the same for all results)") == 1
+
+
+@pytest.mark.parametrize("columns", [60, 80, 120])
+def test_against_a_limit_a_result_is_told_by_what_it_needs(
+    columns: int, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """v-min peaks at 11.80 GiB and lacks 429.91 MiB (0.42 GiB) of 12 GiB: what stands beside NO is above the limit."""
+    monkeypatch.setenv("COLUMNS", str(columns))
+    link = ["--dc", "0-1,2-3", "--link", "dc0-dc1=25Gbit/s,10ms", "--hbm", "12GiB"]
+    assert run(["replay", SAMPLE, "--schedule", "v-min", "--p2p", "per-edge", *link, "-q"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    (row,) = (line for line in lines if line.startswith("  v-min "))
+    assert row.endswith(" NO")
+    assert "12.42 GiB" in row
+    head = next(line for line in lines if line.endswith("fits"))
+    left_out = next((line for line in lines if line.startswith("  no room: ")), "")
+    for name in ("transfers", "bubble", "peak HBM", "needs"):
+        assert (name in head) != (name in left_out)
+
+
+def test_offers_keep_their_errors_in_a_narrow_terminal(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "60")
+    link = ["--dc", "0-1,2-3", "--link", "dc0-dc1=25Gbit/s,10ms", "--or", "100Gbit/s,10ms=9000EUR/month"]
+    assert run(["advise", SAMPLE, "--schedule", "1f1b,geopipe", *link, "-q"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    head = next(line for line in lines if line.lstrip().startswith("offer"))
+    assert "±" in head
+    assert max(map(len, lines)) <= 60

@@ -7,7 +7,17 @@ from typing import TYPE_CHECKING
 from tracetool.errors import Option
 from tracetool.model.schedule import OBSERVED
 from tracetool.reports.advice import offer_rows, sentences, step_text
-from tracetool.reports.answer.text import Note, aligned, lines_left, table, terminal_width, title, wrap, wrapped
+from tracetool.reports.answer.text import (
+    Note,
+    aligned,
+    columns_table,
+    columns_with_room,
+    lines_left,
+    terminal_width,
+    title,
+    wrap,
+    wrapped,
+)
 from tracetool.reports.answer.verdict import first_notes, gives_no_steps
 from tracetool.units import format_count, format_duration, format_size
 from tracetool.whatif.accuracy import format_error
@@ -79,11 +89,8 @@ def render_text(decided: Decided, facts: RunFacts, tuning: CoTuning | None = Non
 
 def _offers_table(decision: Decision, width: int) -> list[str]:
     """A row per offer under one for what was recorded; columns that have no room are left out, the least first."""
-    shown = offer_rows(decision)
-    for name in ("binds", "price", "to today", "transfers", "±"):
-        if sum(2 + max(map(len, (head, *column))) for head, column in shown.items()) > width:
-            shown.pop(name, None)
-    return table(list(zip(*((name, *column) for name, column in shown.items()), strict=True)), width)
+    first, then = ("binds", "price", "to today"), ("transfers", "needs", "±")
+    return columns_table(columns_with_room(offer_rows(decision), first, then, width), width)
 
 
 def _tried(advice: Advice) -> list[str]:

@@ -87,6 +87,13 @@ def _peak(answer: Answer, metrics: Metrics, result: Result | None) -> Shown:
     return Shown(("≥ " if is_lower_bound else "") + format_size(highest), highest)
 
 
+def _needs(_answer: Answer, metrics: Metrics, _result: Result | None) -> Shown:
+    """Peak and what was measured beyond it: what is held against a limit; nothing where nothing beyond is known."""
+    needed = [size for size in metrics.needed_hbm_bytes if size is not None]
+    known = any(size is not None for size in metrics.overhead_bytes) and len(needed) == len(metrics.needed_hbm_bytes)
+    return Shown(format_size(max(needed)), max(needed)) if known else Shown()
+
+
 def _fits(answer: Answer, metrics: Metrics, result: Result | None) -> Shown:
     if result is None:
         return Shown()
@@ -101,15 +108,17 @@ def _fits(answer: Answer, metrics: Metrics, result: Result | None) -> Shown:
     return Shown(fits, order)
 
 
+NEEDS = ResultColumn("needs", "Needs of HBM", 7, _needs)
 FITS = ResultColumn("fits", "Fits", 1, _fits)
 COLUMNS = (
-    ResultColumn("transfers", "Transfers", 7, _transfers),
+    ResultColumn("transfers", "Transfers", 8, _transfers),
     ResultColumn("step", "Step", 0, _step),
     ResultColumn("±", "±", 3, _error),
     ResultColumn("Δ", "Change", 2, _change),
     ResultColumn("bubble", "Bubble", 4, _bubble),
     ResultColumn("cross-DC", "Cross-DC", 5, _cross_dc),
     ResultColumn("peak HBM", "Peak HBM", 6, _peak),
+    NEEDS,
     FITS,
 )
 

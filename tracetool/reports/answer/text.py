@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING
 
 from tracetool.model.schedule import OBSERVED
 from tracetool.reports import Report, RunFacts
-from tracetool.reports.answer import COLUMNS, result_cells
+from tracetool.reports.answer import COLUMNS, NEEDS, result_cells
 from tracetool.units import BANDWIDTH_BYTES_PER_S, SIZE_BYTES, format_duration, format_size
 from tracetool.whatif.best import recorded_test, rows_of
 from tracetool.whatif.wording import sharing_lines
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from tracetool.model.timeline import Metrics
     from tracetool.whatif.memory_limit import Shortage
@@ -81,11 +81,36 @@ def results_table(answer: Answer, width: int) -> list[str]:
     rows += [
         (refused.schedule, *("not replayed" if head == "step" else "" for head in heads)) for refused in answer.refused
     ]
-    columns = [i for i in range(len(COLUMNS) + 1) if any(row[i] for row in rows[1:])]
-    for head in ("cross-DC", "transfers", "peak HBM"):
-        if sum(2 + max(len(row[i]) for row in rows) for i in columns) > width:
-            columns = [i for i in columns if rows[0][i] != head]
-    return table([[row[i] for i in columns] for row in rows], width)
+    idle = set() if answer.scenario.hbm_bytes is not None else {NEEDS.head}
+    columns = {row[0]: row[1:] for row in zip(*rows, strict=True) if any(row[1:]) and row[0] not in idle}
+    # Against a limit it is the need that counts.
+    less = ("peak HBM", "transfers", "bubble") if NEEDS.head in columns else ("transfers", "peak HBM")
+    kept = columns_with_room(columns, ["cross-DC"], (*less, NEEDS.head), width)
+    dropped = [head for head in columns if head not in kept]
+    return columns_table(kept, width) + ([f"  no room: {', '.join(dropped)}"] if dropped else [])
+
+
+def columns_with_room(
+    columns: Mapping[str, Sequence[str]], first: Sequence[str], then: Sequence[str], width: int
+) -> Mapping[str, Sequence[str]]:
+    """Cells by the head of their column, without those of which there is no room.
+
+    Args:
+        columns: The first is of names.
+        first: Heads left out, in this order, while the rest is too wide.
+        then: Heads left out while it is too wide with single blanks between columns, too.
+        width: Columns there are.
+    """
+    kept = dict(columns)
+    for head, gap in (*((head, 2) for head in first), *((head, 1) for head in then)):
+        if 2 - gap + sum(gap + max(map(len, (name, *cells))) for name, cells in kept.items()) > width:
+            kept.pop(head, None)
+    return kept
+
+
+def columns_table(columns: Mapping[str, Sequence[str]], width: int) -> list[str]:
+    """Columns by their heads as lines."""
+    return table(list(zip(*((head, *cells) for head, cells in columns.items()), strict=True)), width)
 
 
 def _texts(answer: Answer, metrics: Metrics, result: Result | None) -> list[str]:
@@ -112,13 +137,14 @@ def table(rows: Sequence[Sequence[str]], width: int | None = None) -> list[str]:
     """
     width = width or terminal_width()
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    room = max(_LEAST_NAME, width - 2 - sum(2 + w for w in widths[1:]))
+    gap = 2 if sum(2 + w for w in widths) <= width else 1
+    room = max(_LEAST_NAME, width - 2 - sum(gap + w for w in widths[1:]))
     widths[0] = max((len(name) for name, *_ in rows if len(name) <= room), default=0)
     lines = []
     for name, *cells in rows:
         if len(name) > room:
             lines += [f"  {name[at : at + width - 2]}" for at in range(0, len(name), width - 2)]
-        lines.append(aligned([name if len(name) <= room else "", *cells], widths))
+        lines.append(aligned([name if len(name) <= room else "", *cells], widths, gap))
     return lines
 
 
@@ -146,22 +172,18 @@ def fitted_table(rows: Sequence[Cells], expendable: Sequence[str]) -> list[str]:
 
 
 def _squeezed(lines: Sequence[Sequence[str]], widths: list[int]) -> list[str]:
-    def narrow(line: Sequence[str]) -> str:
-        cells = [cell.rjust(width) for cell, width in zip(line[1:], widths[1:], strict=True)]
-        return "  " + " ".join([line[0].ljust(widths[0]), *cells]).rstrip()
-
     if sum(widths) + len(widths) + 1 <= table_width():
-        return [narrow(line) for line in lines]
+        return [aligned(line, widths, 1) for line in lines]
     widths = [max(2, table_width() - sum(widths[1:]) - len(widths) - 1), *widths[1:]]
-    parted = [[f"  {line[0]}", narrow(["", *line[1:]])] for line in lines]
+    parted = [[f"  {line[0]}", aligned(["", *line[1:]], widths, 1)] for line in lines]
     return [text.rstrip() for pair in parted for text in pair if text.strip()]
 
 
-def aligned(row: Sequence[str], widths: Sequence[int]) -> str:
-    """Cells of a table's row: the first to the left, the others to the right."""
+def aligned(row: Sequence[str], widths: Sequence[int], gap: int = 2) -> str:
+    """Cells of a table's row: the first to the left, the others to the right, with so many blanks between."""
     (name, *cells), (room, *rooms) = row, widths
     numbers = [cell.rjust(width) for cell, width in zip(cells, rooms, strict=True)]
-    return "  " + "  ".join([name.ljust(room), *numbers]).rstrip()
+    return "  " + (" " * gap).join([name.ljust(room), *numbers]).rstrip()
 
 
 def result_name(result: Result) -> str:

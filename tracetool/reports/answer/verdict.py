@@ -271,13 +271,12 @@ def _figures(answer: Answer, best: Result) -> list[Figure]:
 
 def _memory(answer: Answer, best: Result) -> Figure:
     hbm = answer.scenario.hbm_bytes
-    # A limit is kept by what a rank needs: its peak, and what it occupies beyond that.
-    of_ranks = best.metrics.peak_hbm_bytes if hbm is None else best.metrics.needed_hbm_bytes
+    # What a device must have: its peak, and what it occupies beyond that.
+    of_ranks = best.metrics.needed_hbm_bytes
     sizes = [size for size in of_ranks if size is not None]
     value = format_size(max(sizes)) if sizes and len(sizes) == len(of_ranks) else "unknown"
-    if hbm is None:
-        return Figure("Peak HBM of a rank", value, "no limit was given")
-    return Figure("HBM that a rank needs", value, f"limit {format_size(hbm)}: {fit_of(answer, best)}")
+    against = "no limit was given" if hbm is None else f"limit {format_size(hbm)}: {fit_of(answer, best)}"
+    return Figure("HBM that a rank needs", value, against)
 
 
 def fit_of(answer: Answer, result: Result) -> str:
