@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import pytest
-from helpers.recorded import rebuilt
+from helpers.recorded import SAMPLES, looked_at, rebuilt, run_of
 
 from tracetool.model.action import ActionKind
 from tracetool.model.pipeline import TailPart
@@ -94,3 +94,8 @@ def test_the_recorded_steps_have_little_more_than_a_millisecond() -> None:
     found = rebuilt("rt1f1b_m8")
     assert found.pipeline.outside_ns is not None
     assert 0 < found.pipeline.outside_ns < 5_000_000
+
+
+def test_the_mark_of_a_step_is_that_of_the_rank_where_it_is_longest() -> None:
+    """ProfilerStep#1 of the sample's rank 0, whose "dur" is the longest of the four."""
+    assert looked_at(run_of(SAMPLES / "h100-1f1b")).pipeline.marked_ns == 248_798_274

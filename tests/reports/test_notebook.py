@@ -83,7 +83,7 @@ def test_the_decision_has_a_table(results: dict[str, Any]) -> None:
     assert (first["saved_ns"], first["fee"], other["fee"]) == (None, None, "9,000 EUR/month")
     assert other["saved_ns"] == first["step_ns"] - other["step_ns"] == bought.saved_ns
     assert other["to_today_ratio"] == decision.to_today(decision.offers[1])
-    assert other["run_days"] == pytest.approx(1000 * other["step_ns"] / 86_400e9)
+    assert other["run_days"] == pytest.approx(1000 * (other["step_ns"] + decision.today.around_ns) / 86_400e9)
     assert f"{other['step_ns'] / 1e6:.1f} ms" in sentences(decision)[1]
 
 

@@ -139,6 +139,21 @@ def test_a_difference_within_the_error_buys_nothing_that_has_a_price() -> None:
     assert "too near to tell what it buys for 6,000 EUR/month" in sentences(_decision(slow, fast))[1]
 
 
+def test_runs_and_days_are_of_whole_steps() -> None:
+    """A mark of 250 ms around a recorded step of 200 ms: steps of 250 and 200 ms take 300 and 250 ms of a run."""
+    slow, fast = _offer("slow", 250), _offer("fast", 200, Fee(100, "EUR", "day"))
+    plain = _decision(slow, fast, steps=864_000)
+    decision = replace(plain, today=replace(plain.today, around_ns=50 * MS))
+    assert (decision.run_days(slow), decision.run_days(fast)) == (3.0, 2.5)
+    assert decision.run_fee(fast) == 250.0
+    bought = decision.bought(fast)
+    assert bought is not None
+    assert bought.saved_ns == 50 * MS
+    assert bought.steps_per_day == pytest.approx(345_600 - 288_000)
+    assert "than today's 200.0 ms as recorded (250.0 ms as marked)" in sentences(decision)[0]
+    assert "as marked" not in sentences(plain)[0]
+
+
 def test_a_run_takes_so_long_and_its_links_cost_so_much() -> None:
     """864,000 steps of 200 ms are two days; of 250 ms two and a half."""
     slow, fast = _offer("slow", 250, Fee(100, "EUR", "day")), _offer("fast", 200, Fee(3652.5, "EUR", "year"))

@@ -16,6 +16,7 @@ from tracetool.model.schedule import OBSERVED
 from tracetool.reconstruction import notes_of_sources, unread_events
 from tracetool.reconstruction.closeup.slowdown import notes_on_gaps
 from tracetool.reconstruction.steps.crossing import by_direction, find_crossing
+from tracetool.reports import marked_text
 from tracetool.reports.recording.findings import finding_lines
 from tracetool.reports.recording.summary import own_notes
 from tracetool.units import format_count, format_duration, format_ranges, format_ranks, format_size
@@ -106,6 +107,8 @@ def _folded(items: list[LeftInfo]) -> list[str]:
 
 _OBSERVED_SQL = """
 SELECT step_ns, window_ns, bubble_ratio, peak_hbm_bytes,
+       (SELECT max(end_ns - start_ns) FROM steps JOIN stages USING (rank)
+        WHERE step = (SELECT step FROM step_facts WHERE chosen AND evidence = 'label')) AS marked_ns,
        (SELECT any_value(value) FROM findings WHERE fact = 'schedule') AS schedule
 FROM schedule_comparison WHERE timeline = 'observed'
 """
@@ -158,7 +161,8 @@ def _observed_lines(pipeline: ObservedPipelineInfo, run: Run) -> list[str]:
     warnings = [f"  warning: {note}" for note in own_notes(run, *_DISTORTING)]
     took, order, peak = "not measured", None, None
     for row in run.query(_OBSERVED_SQL).rows(named=True):
-        took = f"{format_duration(row['step_ns'])}, bubble {row['bubble_ratio']:.1%}"
+        marked = marked_text(row["step_ns"], row["marked_ns"] or 0)
+        took = f"{format_duration(row['step_ns'])}{marked and f' ({marked})'}, bubble {row['bubble_ratio']:.1%}"
         took += f" of the pipeline's {format_duration(row['window_ns'])}"
         order, peak = row["schedule"], row["peak_hbm_bytes"]
     stages = pipeline["stages"]

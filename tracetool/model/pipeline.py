@@ -247,6 +247,8 @@ class Pipeline:
         buffered: Whether a send ends without its receive (NCCL copies it into a buffer).
         outside_ns: What the marked step took besides (host ahead of the first kernel and after the last); None if
             steps are not marked.
+        marked_ns: What the mark of the step spans, on the rank where that is longest: all that a step of a run takes,
+            data loading, barriers and the host included. None if steps are not marked.
         memory: Another recording of the same model, cut into the same stages, whose memory figures stand for this
             one's: what actions and ranks hold, not times. None takes them from here.
     """
@@ -258,6 +260,7 @@ class Pipeline:
     step: int
     buffered: bool = False
     outside_ns: int | None = None
+    marked_ns: int | None = None
     memory: Pipeline | None = None
 
     def with_other_pipelines(self) -> Pipeline:

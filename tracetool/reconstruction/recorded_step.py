@@ -324,4 +324,6 @@ def _pipeline(
     return Pipeline(
         tuple(stages), ranks, observed, p2p, step.number,
         outside_ns=outside_ns(run, group, step, work),
+        marked_ns=max(end - start for start, end in map(step.spans.__getitem__, group.ranks))
+        if step.evidence == "label" else None,
     )  # fmt: skip

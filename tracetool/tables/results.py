@@ -79,8 +79,8 @@ FIELDS: dict[str, Column] = {name: metric.column for name, metric in METRICS.ite
         Column("saved_ratio", "float64", "The same as a share of the first offer's step."),
         Column("is_certain", "bool", "Whether the steps differ by more than the error of predictions."),
         nullable("fee_per_ms", "float64", "That for each millisecond; null if nothing is certain to be saved."),
-        Column("steps_per_day", "float64", "How many steps more a day has."),
-        nullable("run_days", "float64", "How long the planned run takes; null if none was told of."),
+        Column("steps_per_day", "float64", "How many steps more a day has, each with what its mark spans besides."),
+        nullable("run_days", "float64", "How long the planned run of whole steps takes; null if none was told of."),
         nullable("run_fee", "float64", "What the links cost meanwhile; null if that is unknown."),
         nullable("remark", "string", "Why this variant was chosen, or how its costs came about."),
     )

@@ -191,7 +191,7 @@ class Bought:
             no fee.
         fee_per_ms: That fee for each millisecond of the step, in its unit; None if nothing is certain to be saved,
             or nothing more is paid.
-        steps_per_day: How many more such steps a day has.
+        steps_per_day: How many more such steps a day has, each with what was around the recorded one.
     """
 
     saved_ns: int
@@ -227,12 +227,20 @@ class Today:
         schedule: Its order; None if that has no name.
         p2p: How its transfers were issued.
         microbatches: Its microbatches.
+        around_ns: What the step's mark spans besides: ahead of the first forward and after the optimizer. Runs and
+            days are of whole steps; 0 where steps are not marked, or marks end before the device does.
     """
 
     step_ns: int
     schedule: str | None
     p2p: str
     microbatches: int
+    around_ns: int = 0
+
+    @property
+    def whole_ns(self) -> int:
+        """The step as it was marked."""
+        return self.step_ns + self.around_ns
 
 
 def today_of(pipeline: Pipeline, step_ns: int) -> Today:
@@ -248,6 +256,7 @@ def today_of(pipeline: Pipeline, step_ns: int) -> Today:
         schedule=known.name if known else None,
         p2p=pipeline.p2p,
         microbatches=pipeline.observed.shape.microbatches,
+        around_ns=max(0, (pipeline.marked_ns or 0) - step_ns),
     )
 
 
@@ -287,6 +296,7 @@ class Decision(Pictured):
             return None
         # The work of a step is that of its microbatches.
         base_ns, other_ns = round(base.step_ns * offer.microbatches / first.microbatches), other.step_ns
+        around_ns = self.today.around_ns
         change = other_ns / base_ns - 1
         certain = not is_within_error(base.known_error, other.known_error, change)
         fee = None if offer.fee is None else offer.fee.beyond(first.fee)
@@ -299,14 +309,14 @@ class Decision(Pictured):
             is_certain=certain,
             fee=fee,
             fee_per_ms=fee.amount / (saved / 1e6) if fee is not None and is_paid else None,
-            steps_per_day=_NS_PER_DAY / other_ns - _NS_PER_DAY / base_ns,
+            steps_per_day=_NS_PER_DAY / (other_ns + around_ns) - _NS_PER_DAY / (base_ns + around_ns),
         )
 
     def run_days(self, offer: Offer) -> float | None:
-        """How long the planned run takes with an offer's best plan; None if it is unknown."""
+        """How long the planned run takes with an offer's best plan, of whole steps; None if that is unknown."""
         if self.steps is None or offer.best is None or offer.best.step_ns is None:
             return None
-        return self.steps * offer.best.step_ns / _NS_PER_DAY
+        return self.steps * (offer.best.step_ns + self.today.around_ns) / _NS_PER_DAY
 
     def run_fee(self, offer: Offer) -> float | None:
         """What an offer costs while the planned run takes, in its currency; None if either is unknown."""

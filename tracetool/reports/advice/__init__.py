@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tracetool.errors import ScenarioError
 from tracetool.model.schedule import OBSERVED
+from tracetool.reports import marked_text
 from tracetool.reports.picture import GREY, PT, RED, SERIES, legend, legend_columns, text_width_pt, wrapped
 from tracetool.units import format_duration, format_size
 from tracetool.whatif.accuracy import format_error
@@ -102,7 +103,7 @@ def _first(decision: Decision, offer: Offer) -> str:
         return f"Over {offer.name} {nothing_fits(offer.unchecked)}."
     per = " per microbatch" if offer.microbatches != decision.today.microbatches else ""
     word = "longer" if change >= 0 else "shorter"
-    longer = f"{abs(change):.0%} {word}{per} than today's {today_text(decision)} as recorded"
+    longer = f"{abs(change):.0%} {word}{per} than today's {today_text(decision)} as recorded{_marked(decision)}"
     binds = "" if offer.binds is None else f"; {_RESOURCES.get(offer.binds, offer.binds)} binds"
     same = now is not None and best.order_digest == now.order_digest
     verb = "keep" if same else "run"
@@ -111,6 +112,12 @@ def _first(decision: Decision, offer: Offer) -> str:
     run = "" if days is None else f"; {decision.steps:,} steps take {_time(days)}"
     plan = f"{verb} {_named(decision, best)}: {step}"
     return f"Over {offer.name} {plan}, {_to_now(best, now, same=same)}{longer}{binds}{run}."
+
+
+def _marked(decision: Decision) -> str:
+    """The whole step, by which runs and days are counted, where it is another figure."""
+    marked = marked_text(decision.today.step_ns, decision.today.whole_ns)
+    return f" ({marked})" if marked else ""
 
 
 def _memory(offer: Offer, best: Candidate) -> str:
