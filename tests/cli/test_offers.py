@@ -16,6 +16,7 @@ from helpers.recorded import ROOT, SAMPLES, looked_at, run_of
 import tracetool as tt
 from tracetool.advice import decide
 from tracetool.cli import run
+from tracetool.whatif.depth import RELEVANT_RATIO
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -126,23 +127,84 @@ def test_sweep_python_and_sql_say_the_same(
 def test_where_another_plan_is_best_the_first_one_is_told_beside_it(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    """Of these two, geopipe leads 1f1b over 100 Gbit/s by less than the error, so that 1f1b is kept there."""
-    names = ["--schedule", "1f1b,geopipe"]
-    assert run(["advise", SAMPLE, *names, *ASKED, "--json"]) == 0
+    """Over 50 Gbit/s zb-h1 is shortest for certain, but nearer to geopipe over 40 Gbit/s than the error."""
+    over = ["--dc", "0-1,2-3", "--link", "dc0-dc1=40Gbit/s,10ms", "--or", "50Gbit/s,10ms"]
+    assert run(["advise", SAMPLE, *NAMES, *over, "--json"]) == 0
     first, second = json.loads(capsys.readouterr().out)["offers"]
-    assert (first["best"]["schedule"], second["best"]["schedule"]) == ("geopipe", "1f1b")
+    assert (first["best"]["schedule"], second["best"]["schedule"]) == ("geopipe", "zb-h1")
     assert not second["bought"]["is_certain"]
-    link = ["--dc", "0-1,2-3", "--link", "dc0-dc1=100Gbit/s,10ms"]
-    assert run(["advise", SAMPLE, *names, *link, "--json"]) == 0
+    link = ["--dc", "0-1,2-3", "--link", "dc0-dc1=50Gbit/s,10ms"]
+    assert run(["advise", SAMPLE, *NAMES, *link, "--json"]) == 0
     plans = json.loads(capsys.readouterr().out)["plans"]
     deepest = min(p["step_ns"] for p in plans if p["schedule"] == "geopipe" and p["p2p"] == first["best"]["p2p"])
     assert second["first_plan"]["step_ns"] == deepest
-    assert run(["advise", SAMPLE, *names, *ASKED]) == 0
+    assert run(["advise", SAMPLE, *NAMES, *over]) == 0
     assert f"there {deepest / 1e6:.1f} ms" in " ".join(capsys.readouterr().out.split())
+    scenarios = tmp_path / "two.toml"
+    scenarios.write_text(TWO.replace("25", "40").replace("100", "50"))
+    assert run(["sweep", SAMPLE, *NAMES, "--scenario", str(scenarios), "--json"]) == 0
+    assert f"there {deepest / 1e6:.1f} ms" in json.loads(capsys.readouterr().out)["headline"]
+
+
+@pytest.mark.parametrize("order", [(0, 1), (1, 0)])
+def test_the_recorded_order_is_not_kept_over_one_offer_where_the_plan_of_another_is_shorter(
+    order: tuple[int, int], capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """geopipe leads 1f1b over 100 Gbit/s by less than the error, so that 1f1b is kept there if nothing is compared."""
+    names = ["--schedule", "1f1b,geopipe"]
+    links = ("25Gbit/s,10ms", "100Gbit/s,10ms")
+    alone = []
+    for link in links:
+        assert run(["advise", SAMPLE, *names, "--dc", "0-1,2-3", "--link", f"dc0-dc1={link}", "--json"]) == 0
+        alone.append(json.loads(capsys.readouterr().out))
+    assert [one["best"]["schedule"] for one in alone] == ["geopipe", "1f1b"]
+    first, second = (links[at] for at in order)
+    asked = [*names, "--dc", "0-1,2-3", "--link", f"dc0-dc1={first}", "--or", second]
+    assert run(["advise", SAMPLE, *asked, "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    offers = [told["offers"][at] for at in order]
+    assert [offer["best"]["schedule"] for offer in offers] == ["geopipe", "geopipe"]
+    assert _figures(offers[0]["best"]) == _figures(alone[0]["best"])
+    (one,) = [p for p in alone[1]["as_good"] if p["step_ns"] == offers[1]["best"]["step_ns"]]
+    assert one["schedule"] == "geopipe"
+    assert one["step_ns"] < alone[1]["best"]["step_ns"]
+    bought = told["offers"][1]["bought"]
+    assert bought["is_certain"]
+    assert (bought["saved_ns"] > 0) == (order == (0, 1))
+
+    target = tmp_path / "a.html"
+    assert run(["report", SAMPLE, *asked, "-o", str(target), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["headline"] == told["headline"]
+    panel = html.unescape(target.read_text(encoding="utf-8"))
+    cells = dict(re.findall(r'data-told="Over (\d+ Gbit/s, 10 ms) (.*?)"', panel))
+    for link, offer in zip(("25 Gbit/s, 10 ms", "100 Gbit/s, 10 ms"), offers, strict=True):
+        assert cells[link].startswith("run geopipe")
+        assert f"{offer['best']['step_ns'] / 1e6:.1f} ms" in cells[link]
+
     scenarios = tmp_path / "two.toml"
     scenarios.write_text(TWO)
     assert run(["sweep", SAMPLE, *names, "--scenario", str(scenarios), "--json"]) == 0
-    assert f"there {deepest / 1e6:.1f} ms" in json.loads(capsys.readouterr().out)["headline"]
+    swept = json.loads(capsys.readouterr().out)["best"]
+    assert [_figures(best) for best in swept] == [_figures(offer["best"]) for offer in offers]
+
+
+def test_over_a_faster_link_no_step_is_longer_because_the_recorded_order_was_kept() -> None:
+    """Pairs of links, one of which is no worse in anything; depths alone may differ by what is relevant."""
+    found = looked_at(run_of(SAMPLES / "h100-1f1b"))
+    grid = tt.grid(
+        found,
+        "1f1b,geopipe",
+        dc="0-1,2-3",
+        bandwidth=",".join(f"{gbit_per_s}Gbit/s" for gbit_per_s in (10, 25, 40, 100, 400)),
+        latency=",".join(f"{ms}ms" for ms in (0, 2, 5, 8, 10, 15)),
+    )
+    best = [each.point for each in tt.sweep(found, grid, knees=False).best if each.point is not None]
+    figures = [(p.bandwidth_bytes_per_s or 0, -(p.latency_ns or 0), p.step_ns or 0, p.schedule) for p in best]
+    assert {"1f1b", "geopipe"} <= {schedule for *_, schedule in figures}
+    for wide, near, step_ns, schedule in figures:
+        for other_wide, other_near, other_ns, _ in figures:
+            if wide >= other_wide and near >= other_near:
+                assert step_ns <= other_ns * (1 if schedule == "1f1b" else 1 + RELEVANT_RATIO)
 
 
 @pytest.mark.parametrize(

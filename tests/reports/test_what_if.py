@@ -47,7 +47,7 @@ def tried(shown: Answer) -> tuple[Decided, Around]:
     decided = decide(found, shown.scenario, "30Gbit/s,7ms", NAMES)
     needs = [plan.needed_bytes for one in decided.advice for plan in one.asked.plans]
     grid = grid_around([one.scenario for one in decided.advice], NAMES, [n for n in needs if n is not None])
-    return decided, Around(grid, sweep(found, grid, knees=False))
+    return decided, Around(grid, sweep(found, grid, knees=False, beside=()))
 
 
 @pytest.fixture(scope="module")

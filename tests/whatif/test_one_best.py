@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from helpers.recorded import ROOT, SAMPLES, data, looked_at, run_of
 from helpers.synthetic import found, pipeline, places, scenario
+from hypothesis import given
+from hypothesis import strategies as st
 
 from tracetool.advice import advise, decide
 from tracetool.cli import run
@@ -28,9 +30,10 @@ from tracetool.reports.sweep.best_map import cells_of
 from tracetool.schedules import build_schedule
 from tracetool.store.run import Run
 from tracetool.sweeps import Grid, sweep
-from tracetool.whatif.accuracy import change_error_ratio, format_error
+from tracetool.sweeps.results import SweepPoint
+from tracetool.whatif.accuracy import KnownError, change_error_ratio, format_error
 from tracetool.whatif.answer import answer
-from tracetool.whatif.best import default_schedules
+from tracetool.whatif.best import choose_best, choose_each, default_schedules
 from tracetool.whatif.depth import RELEVANT_RATIO
 
 if TYPE_CHECKING:
@@ -309,3 +312,41 @@ def test_unknown_is_not_fits() -> None:
     assert blind.best is not None
     assert "not checked against 539.00 B of HBM" in verdict(blind).headline
     assert "not checked against 539.00 B of HBM" in sentences(decide(unknown, over, schedules=["gpipe"]).decision)[0]
+
+
+_STEPS = st.integers(90, 130)
+
+
+@given(
+    st.lists(
+        st.tuples(_STEPS, st.lists(st.tuples(_STEPS, st.booleans()), min_size=3, max_size=3)), min_size=2, max_size=4
+    )
+)
+def test_what_is_run_in_one_scenario_is_run_in_all_where_it_is_shorter_than_the_recorded_order(
+    drawn: list[tuple[int, tuple[tuple[int, bool], ...]]],
+) -> None:
+    """Three schedules beside the recorded one: what each scenario chooses alone says what all may run."""
+    known = KnownError(0.04, 0.0, Topology(), 8, is_split=False)
+
+    def plan(name: str, step: int, *, fits: bool = True) -> SweepPoint:
+        return SweepPoint(name, None, 8, "grouped", step_ns=step, needed_bytes=1, feasible=fits, known_error=known)
+
+    scenarios = [
+        [plan("1f1b", now), *(plan("abc"[at], step, fits=fits) for at, (step, fits) in enumerate(others))]
+        for now, others in drawn
+    ]
+    alone = [choose_best(candidates, lambda one: one.schedule == "1f1b") for candidates in scenarios]
+    run_somewhere = {one.schedule for one in alone if one is not None} - {"1f1b"}
+    chosen = choose_each([(candidates, "1f1b") for candidates in scenarios], lambda one: one.schedule == "1f1b")
+    for (now, others), one, was in zip(drawn, chosen, alone, strict=True):
+        assert one.best is not None
+        assert was is not None
+        shorter = {
+            s for name, (s, fits) in zip("abc", others, strict=True) if name in run_somewhere and fits and s < now
+        }
+        if was.schedule == "1f1b":
+            # A step within 1 % of the shortest is as short.
+            assert (one.best.schedule == "1f1b") == (not shorter)
+            assert (one.best.step_ns or 0) <= min(shorter, default=now) * (1 + RELEVANT_RATIO) + 1
+        else:
+            assert one.best == was

@@ -6,15 +6,23 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, NamedTuple
 
 from tracetool.advice.plans import Deepened, More, Plan, Resource, ScenarioPlans, more_of_each, plans_for, ways
-from tracetool.errors import Option, ScenarioError, ScheduleError, checked, command_or_call, together
+from tracetool.errors import Option, ScenarioError, ScheduleError, checked
 from tracetool.model.notice import Silent, unasked
-from tracetool.model.topology import in_two
 from tracetool.registry import Pictured
 from tracetool.schedules import parse_names
 from tracetool.sweeps.grid import Grid
 from tracetool.sweeps.run import sweep
 from tracetool.units import format_duration
-from tracetool.whatif.best import TIERS, choose, is_as_good, recorded_schedule, recorded_test, rows_of, unchecked
+from tracetool.whatif.best import (
+    TIERS,
+    choose,
+    choose_each,
+    is_as_good,
+    recorded_schedule,
+    recorded_test,
+    rows_of,
+    unchecked,
+)
 from tracetool.whatif.decision import (
     Decision,
     Fee,
@@ -43,6 +51,7 @@ if TYPE_CHECKING:
     from tracetool.model.pipeline import Pipeline
     from tracetool.model.scenario import Scenario
     from tracetool.reconstruction import Reconstruction
+    from tracetool.whatif.best import Chosen
     from tracetool.whatif.decision import Fees
     from tracetool.whatif.results import Result
 
@@ -156,22 +165,34 @@ def advise(found: Reconstruction, scenario: Scenario, schedules: str | Sequence[
         >>> advice.best.label, advice.best.step_ns, advice.binds
         ('geopipe +2,2,0,0', 319617225, 'latency')
     """
-    return _advise(found, scenario, schedules, Silent())
+    return _advise(found, [scenario], schedules, Silent())[0]
 
 
 def _advise(
-    found: Reconstruction, scenario: Scenario, schedules: str | Sequence[str] | None, progress: Progress
-) -> Advice:
-    if not scenario.topology.links and scenario.topology.seating is None:
-        raise _no_links(len(found.observed.global_ranks), scenario.topology.dcs)
-    tried = ways(found, scenario, None if schedules is None else parse_names(schedules))
-    baseline = recorded_schedule(found.pipeline.observed, scenario.microbatches)
-    asked = plans_for(found, scenario, tried, baseline=baseline)
-    progress.advance(1)
-    usual = [plan for plan in asked.plans if plan.way.p2p is None]
+    found: Reconstruction, scenarios: Sequence[Scenario], schedules: str | Sequence[str] | None, progress: Progress
+) -> list[Advice]:
+    """Advice on each of several scenarios that are compared."""
+    names = None if schedules is None else parse_names(schedules)
+    asked, usual = [], []
+    baseline = recorded_schedule(found.pipeline.observed, scenarios[0].microbatches)
     is_recorded = recorded_test(found.pipeline)
-    chosen = choose(usual, is_recorded, baseline)
-    asked = asked._replace(plans=tuple(rows_of(asked.plans, baseline, is_recorded)))
+    for scenario in scenarios:
+        plans = plans_for(found, scenario, ways(found, scenario, names), baseline=baseline)
+        progress.advance(1)
+        usual.append([plan for plan in plans.plans if plan.way.p2p is None])
+        asked.append(plans._replace(plans=tuple(rows_of(plans.plans, baseline, is_recorded))))
+    every = choose_each([(plans, baseline) for plans in usual], is_recorded)
+    return [_advised(found, *one, progress) for one in zip(scenarios, asked, usual, every, strict=True)]
+
+
+def _advised(
+    found: Reconstruction,
+    scenario: Scenario,
+    asked: ScenarioPlans,
+    usual: Sequence[Plan],
+    chosen: Chosen[Plan],
+    progress: Progress,
+) -> Advice:
     best, now = chosen.best, asked.answer.baseline
     if best is None:
         return Advice(
@@ -232,7 +253,7 @@ def decide(
     Example:
         >>> decision = tt.decide(found, scenario, "100Gbit/s,10ms=9000EUR/month", "1f1b,geopipe").decision
         >>> [(offer.name, offer.best.schedule, offer.best.step_ns) for offer in decision.offers]
-        [('25 Gbit/s, 10 ms', 'geopipe', 319617225), ('100 Gbit/s, 10 ms', '1f1b', 310160412)]
+        [('25 Gbit/s, 10 ms', 'geopipe', 319617225), ('100 Gbit/s, 10 ms', 'geopipe', 295920800)]
     """
     links = scenario.topology.links
     if offers and scenario.topology.seating is not None:
@@ -256,7 +277,7 @@ def decide(
     progress = progress or unasked()
     more = (more_of_each(found.pipeline, one, memory_known=True) for one, _ in asked if one.topology.links)
     progress.start(sum(1 + len(units) for units in more) + 1)
-    advice = tuple(_advise(found, one, schedules, progress) for one, _ in asked)
+    advice = tuple(_advise(found, [one for one, _ in asked], schedules, progress))
     made = tuple(each.offer(price, advice[0].best) for each, (_, price) in zip(advice, asked, strict=True))
     answer = advice[0].asked.answer
     decision = Decision(
@@ -305,19 +326,6 @@ def _other_transfers(plans: Iterable[Plan], best: Plan) -> tuple[Plan, ...]:
         if plan.way.p2p is not None and plan.feasible is not False and is_shorter:
             found.setdefault(plan.schedule, plan)
     return tuple(found.values())
-
-
-def _no_links(ranks: int, dcs: Sequence[str]) -> ScenarioError:
-    """The refusal to advise on links that were not given, where the ranks have no places or one."""
-    links = together(Option.DC(in_two(ranks)), Option.LINK("dc0-dc1=25Gbit/s,10ms"))
-    compares = command_or_call(
-        "tracetool replay TRACES --schedule 1f1b,zb-h1,interleaved", "tt.answer(found, '1f1b,zb-h1,interleaved')"
-    )
-    return ScenarioError(
-        "advice is about the links between data centres, and none is given"
-        + (", as all ranks sit in one." if dcs else "."),
-        hint=f"add {links}; inside one data centre, {compares} compares schedules",
-    )
 
 
 def _gains(

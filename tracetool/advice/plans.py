@@ -9,9 +9,10 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from tracetool.costs.rescaled import with_faster_compute
-from tracetool.errors import BadTopology, ScheduleError
+from tracetool.errors import BadTopology, Option, ScenarioError, ScheduleError, command_or_call, together
 from tracetool.model.notice import Silent
 from tracetool.model.pipeline import BY_EDGE
+from tracetool.model.topology import in_two
 from tracetool.units import format_size
 from tracetool.whatif.answer import answer
 from tracetool.whatif.best import default_schedules, evidence_of, plan_name
@@ -135,7 +136,12 @@ class ScenarioPlans(NamedTuple):
 
 
 def ways(found: Reconstruction, scenario: Scenario, names: Sequence[str] | None) -> list[PlanWay]:
-    """What can be tried: every schedule as the trace issues transfers and, if that was left open, per edge."""
+    """What can be tried: every schedule as the trace issues transfers and, if that was left open, per edge.
+
+    Raises:
+        ScenarioError: If the scenario has no links, as the ranks have no places or one.
+    """
+    _check_links(scenario.topology, len(found.observed.global_ranks))
     if names is None:
         names = default_schedules(found.pipeline.observed)
     open_mode = scenario.p2p is None and found.pipeline.p2p not in BY_EDGE
@@ -310,4 +316,18 @@ def _more_memory(pipeline: Pipeline, scenario: Scenario, hbm_bytes: int) -> Iter
         )
     yield More(
         "hbm", f"HBM + {MORE_HBM_BYTES >> 30} GiB", replace(scenario, hbm_bytes=hbm_bytes + MORE_HBM_BYTES), pipeline
+    )
+
+
+def _check_links(topology: Topology, ranks: int) -> None:
+    if topology.links or topology.seating is not None:
+        return
+    links = together(Option.DC(in_two(ranks)), Option.LINK("dc0-dc1=25Gbit/s,10ms"))
+    compares = command_or_call(
+        "tracetool replay TRACES --schedule 1f1b,zb-h1,interleaved", "tt.answer(found, '1f1b,zb-h1,interleaved')"
+    )
+    raise ScenarioError(
+        "advice is about the links between data centres, and none is given"
+        + (", as all ranks sit in one." if topology.dcs else "."),
+        hint=f"add {links}; inside one data centre, {compares} compares schedules",
     )

@@ -132,7 +132,9 @@ def _around(question: Question, decided: Decided, names: Sequence[str], *, quiet
     needs = [plan.needed_bytes for one in decided.advice for plan in one.asked.plans]
     grid = grid_around([one.scenario for one in decided.advice], names, [size for size in needs if size is not None])
     with ProgressBar(quiet=quiet, doing="replaying", of="points") as progress:
-        return Around(grid, sweep(question.found, grid, progress=progress, knees=False))
+        # What the page names first for these links, its panel opens with.
+        beside = {(o.best.schedule, o.best.p2p) for o in decided.decision.offers if o.best is not None}
+        return Around(grid, sweep(question.found, grid, progress=progress, knees=False, beside=beside))
 
 
 def default_name(paths: tuple[Path, ...]) -> Path:

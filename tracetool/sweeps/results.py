@@ -9,18 +9,18 @@ from tracetool.registry import Pictured
 from tracetool.tables.results import KNEES, POINTS
 from tracetool.units import format_count
 from tracetool.whatif.accuracy import change_error_ratio
-from tracetool.whatif.best import choose, evidence_of, recorded_schedule, recorded_test, rows_of, unchecked
+from tracetool.whatif.best import choose, choose_each, evidence_of, recorded_schedule, recorded_test, rows_of, unchecked
 from tracetool.whatif.decision import Decision, Offer
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Collection, Sequence
 
     import pyarrow as pa
 
     from tracetool.model.notice import Notice
     from tracetool.model.pipeline import Pipeline
     from tracetool.whatif.accuracy import KnownError
-    from tracetool.whatif.best import Evidence
+    from tracetool.whatif.best import Evidence, Way
     from tracetool.whatif.decision import Today
 
 
@@ -209,13 +209,19 @@ class Best:
         )
 
 
-def best_of_each(points: Sequence[SweepPoint], now: Sequence[SweepPoint], pipeline: Pipeline) -> tuple[Best, ...]:
+def best_of_each(
+    points: Sequence[SweepPoint],
+    now: Sequence[SweepPoint],
+    pipeline: Pipeline,
+    beside: Collection[Way] | None = None,
+) -> tuple[Best, ...]:
     """What to run in each scenario, in the order of the grid.
 
     Args:
         points: Of all scenarios.
         now: The recorded order in each, where it is not among them.
         pipeline: What was measured.
+        beside: As ``sweep`` takes it.
     """
     scenarios: dict[ScenarioKey, list[SweepPoint]] = {}
     for point in (*points, *now):
@@ -223,9 +229,14 @@ def best_of_each(points: Sequence[SweepPoint], now: Sequence[SweepPoint], pipeli
     names = {m: recorded_schedule(pipeline.observed, m) for m in {point.microbatches for point in points}}
     found = []
     is_recorded = recorded_test(pipeline)
-    for candidates in scenarios.values():
-        recorded = next((one for one in candidates if one.schedule == names[one.microbatches] and one.step_ns), None)
-        chosen = choose(candidates, is_recorded, names[candidates[0].microbatches])
+    asked = [(candidates, names[candidates[0].microbatches]) for candidates in scenarios.values()]
+    if beside is None:
+        alike = [(candidates[0].microbatches, candidates[0].hbm_bytes) for candidates, _ in asked]
+        every = choose_each(asked, is_recorded, alike)
+    else:
+        every = [choose(candidates, is_recorded, name, beside) for candidates, name in asked]
+    for (candidates, name), chosen in zip(asked, every, strict=True):
+        recorded = next((one for one in candidates if one.schedule == name and one.step_ns), None)
         found.append(
             Best(
                 among=candidates[0],
@@ -286,8 +297,9 @@ class Sweep(Pictured):
         """A plan in another scenario, its depth chosen anew; None where it is the best one there, or does not fit."""
         if plan is None or best.point is None or best.point.schedule == plan.schedule:
             return None
-        there = [one for one in self.points if scenario_of(one) == scenario_of(best.among) and one.is_usable]
-        alike = [one for one in there if (one.schedule, one.p2p) == (plan.schedule, plan.p2p)]
+        there = [point for point in self.points if scenario_of(point) == scenario_of(best.among)]
+        every = [one for point in there for one in (point, point.closer) if one is not None and one.is_usable]
+        alike = [one for one in every if (one.schedule, one.p2p) == (plan.schedule, plan.p2p)]
         return min(alike, key=lambda one: one.step_ns or 0, default=None)
 
     def __repr__(self) -> str:

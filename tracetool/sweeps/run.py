@@ -29,13 +29,14 @@ from tracetool.whatif.depth import shortest_cycle_ns
 from tracetool.whatif.remarks import collective_notes, distrust, host_notes, is_like_the_recordings, slowdown_notes
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Collection, Iterable, Sequence
 
     from tracetool.model.notice import Progress
     from tracetool.reconstruction import Reconstruction
     from tracetool.sweeps.grid import LinkColumn
     from tracetool.sweeps.pareto import Price
     from tracetool.sweeps.results import Knee, SweepPoint
+    from tracetool.whatif.best import Way
 
 
 def notes_of(found: Reconstruction, grids: Sequence[Grid], points: Sequence[SweepPoint]) -> tuple[Notice, ...]:
@@ -121,6 +122,7 @@ def sweep(
     time_limit_s: float = 5.0,
     knees: bool = True,
     price: Price | None = None,
+    beside: Collection[Way] | None = None,
 ) -> Sweep:
     """Replay every point of one or several grids.
 
@@ -135,6 +137,8 @@ def sweep(
         knees: Whether to seek the knees as well: of the schedules named, else of those that are best somewhere and of
             the recorded order.
         price: What links cost: points get their cost and whether they are on the Pareto front.
+        beside: What is run in scenarios that each of these is compared with (``tracetool.whatif.best``); by default
+            they are compared with one another.
 
     Raises:
         BadTopology: If a DC map or link does not fit the pipeline.
@@ -175,7 +179,7 @@ def sweep(
     if price is not None:
         points = _priced(pieces, points, price)
     now = workers.run(evaluate, apart, [piece.column.size for piece in apart])
-    best = best_of_each(points, now, pipeline)
+    best = best_of_each(points, now, pipeline, beside)
     if not any(grid.schedules for grid in asked):
         points = without_twins(points, pipeline)
     bent: list[Knee] = []

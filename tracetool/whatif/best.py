@@ -4,10 +4,14 @@ The rule: of the candidates whose predictions rest on most, the shortest step th
 ``RELEVANT_RATIO`` of it the one that needs least memory; and the recorded order where the lead over it is no larger
 than the error of the predictions. An order that nothing recorded was like is never named ahead of one whose error is
 known, only marked beside it.
+
+Scenarios that are compared take one order more: what is run in one of them is run in the others too where it is shorter
+than the recorded order that would be kept. Else a faster link looked slower, as two orders were compared over it.
 """
 
 from __future__ import annotations
 
+from collections import defaultdict
 from dataclasses import dataclass
 from itertools import groupby
 from typing import TYPE_CHECKING, Generic, Literal, Protocol, TypeVar
@@ -22,7 +26,7 @@ from tracetool.whatif.accuracy import format_error, is_within_error
 from tracetool.whatif.depth import RELEVANT_RATIO
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable, Iterable, Sequence
+    from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
 
     from tracetool.model.pipeline import P2PMode, Pipeline
     from tracetool.model.schedule import Schedule
@@ -94,6 +98,8 @@ class Candidate(Protocol):
 
 
 _Candidate = TypeVar("_Candidate", bound=Candidate)
+Way = tuple[str, str]
+"""A schedule, and how its transfers are issued."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,8 +198,35 @@ def is_as_good(one: Candidate, other: Candidate) -> bool:
     return is_within_error(one.known_error, other.known_error, _step(other) / _step(one) - 1)
 
 
+def choose_each(
+    scenarios: Sequence[tuple[Sequence[_Candidate], str]],
+    recorded: Callable[[Candidate], bool],
+    alike: Sequence[Hashable] | None = None,
+) -> list[Chosen[_Candidate]]:
+    """What to run in each of several scenarios that are compared; see ``choose``.
+
+    Args:
+        scenarios: The candidates of each, and what they are compared with.
+        recorded: As ``choose_best`` has it.
+        alike: Of each what it shares with those it is compared with; by default all are compared.
+    """
+    groups = [None] * len(scenarios) if alike is None else alike
+    run: dict[Hashable, set[Way]] = defaultdict(set)
+    for group, (candidates, _) in zip(groups, scenarios, strict=True):
+        best = choose_best(candidates, recorded)
+        if best is not None and not recorded(best):
+            run[group].add((best.schedule, best.p2p))
+    return [
+        choose(candidates, recorded, baseline, run[group])
+        for group, (candidates, baseline) in zip(groups, scenarios, strict=True)
+    ]
+
+
 def choose(
-    candidates: Iterable[_Candidate], recorded: Callable[[Candidate], bool] | None, baseline: str
+    candidates: Iterable[_Candidate],
+    recorded: Callable[[Candidate], bool] | None,
+    baseline: str,
+    elsewhere: Collection[Way] = (),
 ) -> Chosen[_Candidate]:
     """The candidate to run, those as good and those that may be better, each order once.
 
@@ -201,9 +234,10 @@ def choose(
         candidates: Of one scenario.
         recorded: As ``choose_best`` has it.
         baseline: What others are compared with: of orders of several names, it keeps this one.
+        elsewhere: As ``choose_best`` has it.
     """
     tried = list(candidates)
-    best = choose_best(tried, recorded)
+    best = choose_best(tried, recorded, elsewhere)
     if best is None:
         return Chosen(None)
     once = distinct(tried, baseline, recorded)
@@ -262,7 +296,11 @@ def _identity(one: Candidate) -> Hashable:
     return (one.order_digest, one.p2p, one.step_ns, one.needed_bytes) if is_known else id(one)
 
 
-def choose_best(candidates: Iterable[_Candidate], recorded: Callable[[Candidate], bool] | None) -> _Candidate | None:
+def choose_best(
+    candidates: Iterable[_Candidate],
+    recorded: Callable[[Candidate], bool] | None,
+    elsewhere: Collection[Way] = (),
+) -> _Candidate | None:
     """The candidate to run, by the rule; None if none fits.
 
     As short as the shortest is what comes within ``RELEVANT_RATIO`` of it whether that fits or not; where nothing so
@@ -273,6 +311,8 @@ def choose_best(candidates: Iterable[_Candidate], recorded: Callable[[Candidate]
     Args:
         candidates: Of one scenario.
         recorded: Tells the recorded order (``recorded_test``); None where it is not among them.
+        elsewhere: What is run in scenarios that this one is compared with: where the recorded order would be kept, the
+            shorter ones of these are taken instead.
     """
     run = [one for one in candidates if one.step_ns is not None]
     fitting = [one for one in run if one.feasible]
@@ -293,7 +333,10 @@ def choose_best(candidates: Iterable[_Candidate], recorded: Callable[[Candidate]
         same = [one for one in near if (one.schedule, one.p2p) == (shortest.schedule, shortest.p2p)]
         chosen = min(same, key=lambda one: (sum(one.extra_forwards or ()), _step(one)))
     kept = next((one for one in fitting if recorded(one)), None) if recorded is not None else None
-    return kept if kept is not None and is_as_good(chosen, kept) else chosen
+    if kept is None or not is_as_good(chosen, kept):
+        return chosen
+    shorter = [one for one in fitting if (one.schedule, one.p2p) in elsewhere and _step(one) < _step(kept)]
+    return choose_best(shorter, None) or kept
 
 
 def unchecked(candidates: Iterable[Candidate]) -> tuple[str, ...]:
