@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, NamedTuple
 
 from tracetool.advice.plans import Deepened, More, Plan, Resource, ScenarioPlans, more_of_each, plans_for, ways
-from tracetool.errors import Option, ScenarioError, ScheduleError, checked
+from tracetool.errors import ScenarioError, ScheduleError, checked
 from tracetool.model.notice import Silent, unasked
 from tracetool.registry import Pictured
 from tracetool.schedules import parse_names
