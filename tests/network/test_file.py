@@ -54,7 +54,7 @@ def test_what_is_said_to_leave_no_tier_unused_does_when_it_is_done(path: Path, d
     except BadTopology as error:
         hint = error.hint or ""
         rule = re.search(r'placement = "(.+?)"', hint)
-        sizes = {name: int(size) for size, name in re.findall(r"size = (\d+) of tier (\w+)", hint)}
+        sizes = {name: int(size) for name, size in re.findall(r"give tier (\w+) size = (\d+)", hint)}
         left_out = re.findall(r"leave tier (\w+) out", hint)
         assert rule or left_out
         tiers = [

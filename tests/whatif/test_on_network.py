@@ -212,7 +212,13 @@ def test_explanations_and_advice_see_tiers_that_only_collectives_cross() -> None
     gone = told.tiers["dc"].step_ns
     assert gone is not None
     assert gone < told.metrics.step_ns / 10
-    assert advise(found, asked, "1f1b").best is not None
+    advice = advise(found, asked, "1f1b")
+    assert advice.best is not None
+    assert advice.binds == "latency"
+    sooner = scenario(found, network=two_dcs("pp in hb, tp across dc").with_figure("dc", "latency", 5 * MS))
+    gain = advice.gain_of("latency")
+    assert gain is not None
+    assert gain.same_plan_ns == measure(replay(found.pipeline, found.pipeline.observed, sooner).timeline).step_ns
 
 
 def test_offers_are_of_links() -> None:

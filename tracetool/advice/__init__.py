@@ -275,7 +275,7 @@ def decide(
         asked.append((replace(scenario, topology=replace(scenario.topology, links=every)), total))
     check_fees([price for _, price in asked])
     progress = progress or unasked()
-    more = (more_of_each(found.pipeline, one, memory_known=True) for one, _ in asked if one.topology.links)
+    more = (more_of_each(found.pipeline, one, memory_known=True) for one, _ in asked if one.topology.is_joined)
     progress.start(sum(1 + len(units) for units in more) + 1)
     advice = tuple(_advise(found, [one for one, _ in asked], schedules, progress))
     made = tuple(each.offer(price, advice[0].best) for each, (_, price) in zip(advice, asked, strict=True))

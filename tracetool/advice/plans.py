@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from tracetool.errors import TraceToolError
     from tracetool.model.pipeline import P2PMode, Pipeline
     from tracetool.model.scenario import Scenario
-    from tracetool.model.topology import Topology
     from tracetool.network.link import Link
     from tracetool.reconstruction import Reconstruction
     from tracetool.whatif.accuracy import KnownError
@@ -258,7 +257,7 @@ def more_of_each(pipeline: Pipeline, scenario: Scenario, *, memory_known: bool) 
             otherwise.
     """
     found = list(_better_links(pipeline, scenario, None))
-    pairs = _pairs(scenario.topology)
+    pairs = scenario.topology.parts()
     if len(pairs) > 1:
         found += [more for pair in pairs for more in _better_links(pipeline, scenario, pair)]
     if scenario.hbm_bytes is not None and memory_known:
@@ -276,10 +275,6 @@ def more_of_each(pipeline: Pipeline, scenario: Scenario, *, memory_known: bool) 
     ]
 
 
-def _pairs(topology: Topology) -> list[str]:
-    return list(dict.fromkeys(map(topology.part, topology.links)))
-
-
 def _better_links(pipeline: Pipeline, scenario: Scenario, pair: str | None) -> Iterator[More]:
     def better(resource: Resource, text: str, change: Callable[[Link], Link]) -> More:
         topology = scenario.topology.changed(change, pair)
@@ -292,7 +287,7 @@ def _better_links(pipeline: Pipeline, scenario: Scenario, pair: str | None) -> I
     yield better("bandwidth", "bandwidth × 2", lambda link: wider(link, 200))
     if pair is None:
         yield better("bandwidth", "bandwidth + 10%", lambda link: wider(link, 110))
-    affected = [link for link in scenario.topology.links if pair in {None, scenario.topology.part(link)}]
+    affected = scenario.topology.changeable(pair)
     if not any(link.latency_ns for link in affected):
         return
     yield better("latency", "latency / 2", lambda link: replace(link, latency_ns=link.latency_ns // 2))
@@ -320,7 +315,7 @@ def _more_memory(pipeline: Pipeline, scenario: Scenario, hbm_bytes: int) -> Iter
 
 
 def _check_links(topology: Topology, ranks: int) -> None:
-    if topology.links or topology.seating is not None:
+    if topology.is_joined:
         return
     links = together(Option.DC(in_two(ranks)), Option.LINK("dc0-dc1=25Gbit/s,10ms"))
     compares = command_or_call(

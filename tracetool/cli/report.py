@@ -101,7 +101,7 @@ def report(
     with ProgressBar(quiet=quiet, doing="replaying", of="schedules") as progress:
         found = answer(question.found, names, question.scenario, baseline=baseline, progress=progress)
     decided = None
-    if offers or question.scenario.topology.links:
+    if offers or question.scenario.topology.is_joined:
         with ProgressBar(quiet=quiet, doing="replaying", of="scenarios") as progress:
             decided = decide(
                 question.found, question.scenario, offers, names, fee=fees, steps=run_steps, progress=progress
@@ -147,7 +147,7 @@ def default_name(paths: tuple[Path, ...]) -> Path:
 def _after(question: Question, path: Path) -> str:
     """Without links the page answers only half of what it is for; with them, it is to be read."""
     ranks = len(question.found.observed.global_ranks)
-    if question.scenario.topology.links or ranks < 2:
+    if question.scenario.topology.is_joined or ranks < 2:
         return f"python3 -m webbrowser -t {shlex.quote(str(path))}"
     half = f"0-{ranks // 2 - 1},{ranks // 2}-{ranks - 1}"
     beside = free_name(str(path.with_name(f"{path.stem}-links{path.suffix}")))

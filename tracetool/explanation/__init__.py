@@ -317,7 +317,7 @@ def _crosses_inside(explained: Explained) -> bool:
 def _changes_nothing(scenario: Scenario) -> bool:
     """Whether a scenario is as measured; limits and places alone change no time."""
     same = replace(scenario, topology=Topology(), hbm_bytes=None, activation_bytes=None, static_bytes=None)
-    return same == Scenario() and not scenario.topology.links and scenario.topology.seating is None
+    return same == Scenario() and not scenario.topology.is_joined
 
 
 def _spent(pieces: Iterable[ChainPiece]) -> dict[int | Cause, int]:

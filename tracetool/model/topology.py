@@ -155,6 +155,31 @@ class Topology:
             self, links=tuple(change(link) if part in {None, self.part(link)} else link for link in self.links)
         )
 
+    def changeable(self, part: str | None = None) -> tuple[Link, ...]:
+        """What ``changed`` changes: the links, or one with the figures of each tier outside of the innermost.
+
+        Args:
+            part: The pair of DCs, or the tier; None for all.
+        """
+        if self.seating is not None:
+            return tuple(
+                tier.link(tier.name, tier.name, tier.latency_ns)
+                for tier in self.seating.network.tiers[1:]
+                if part in {None, tier.name}
+            )
+        return tuple(link for link in self.links if part in {None, self.part(link)})
+
+    @property
+    def is_joined(self) -> bool:
+        """Whether links were given, or a network."""
+        return bool(self.links) or self.seating is not None
+
+    def parts(self) -> list[str]:
+        """The pairs of DCs that links join, or the tiers outside of the innermost one."""
+        if self.seating is not None:
+            return [tier.name for tier in self.seating.network.tiers[1:]]
+        return list(dict.fromkeys(map(self.part, self.links)))
+
     def divided(self, pipelines: int) -> Topology:
         """The same places with each pipeline's share of what so many of them share."""
         if self.seating is not None:

@@ -200,7 +200,7 @@ def _using_all(degrees: Degrees, network: Network, rule: str) -> str:
     gone = [tier.name for tier in network.tiers if tier.name not in {one.name for one in trimmed.tiers}]
     says += [f"leave tier {name} out" for name in gone]
     sizes = {tier.name: tier.size for tier in network.tiers}
-    says += [f"size = {one.size} of tier {one.name}" for one in trimmed.tiers if one.size != sizes[one.name]]
+    says += [f"give tier {one.name} size = {one.size}" for one in trimmed.tiers if one.size != sizes[one.name]]
     return " and ".join(says)
 
 
