@@ -168,6 +168,32 @@ def test_errors_that_are_told_cover_what_was_measured() -> None:
             assert least <= ratio < max(seen, default=ratio) + 0.0105, (kind, least)
 
 
+def test_the_host_is_less_sure_from_the_recordings_of_one_shape() -> None:
+    """Two recordings each, instead of four."""
+    errors: dict[str, list[tuple[bool, bool]]] = defaultdict(list)
+    for shape in ("8192_4096_2752", "8192_8192_7168"):
+        for folder, measured in (
+            (data("h100-tp") / "traces", data("h100-tp") / "measured.json"),
+            (H200 / "traces" / "nvlink", H200 / "measured.json"),
+        ):
+            machine = calibrate(recorded(*sorted(folder.glob(f"{shape}_*_coll"))))
+            file = read_measured(measured)[0]
+            rows = tuple(
+                PredictedVariant(row, call_time(row.variant, row.layer, machine, file.timing), None)
+                for row in file.results
+                if row.transport.startswith("nvlink") and row.layer.hidden == 4096
+            )
+            known = dict.fromkeys(("nvlink", "nvlink-nccl"), machine)
+            for kind, time, change in _judged(OverlapComparison(rows, ()), known):
+                if kind.kind.startswith("host-bound"):
+                    errors[kind.kind].append((time <= kind.time_ratio, (change or 0.0) <= kind.change_ratio))
+    assert set(errors) == {"host-bound, few", "host-bound, few, new kernels"}
+    for covered in errors.values():
+        for column in zip(*covered, strict=True):
+            assert sum(column) >= 0.95 * len(column)
+            assert len(column) >= 9
+
+
 def test_ways_over_what_was_not_recorded_are_not_predicted() -> None:
     done = compared((H200 / "traces" / "nvlink",), H200 / "measured.json")
     assert {row.measured.transport for row in done.rows if row.time is None} == {"host"}

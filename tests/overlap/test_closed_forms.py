@@ -25,7 +25,7 @@ NO_CALLS = HostCalls(*[0.0] * 9)
 def machine(hop_bytes_per_ns: float, ranks: int = 4) -> Machine:
     """One SM, no start of messages, memory that takes no time, and a link so slow that it, not blocks, is the limit."""
     ring = RingCost(ranks, 0.0, hop_bytes_per_ns, blocks=4)
-    return Machine(ProductRate(1, 1e-3), ring, ring, ring, 0.0, 1e15, NO_CALLS)
+    return Machine(ProductRate(1, 1e-3), ring, ring, ring, 0.0, 1e15, 4, NO_CALLS)
 
 
 def program(variant: str, of: Machine) -> Program:

@@ -116,6 +116,11 @@ class LayerSide:
         """How far the gain may be off: the longer a way takes beside the layer as it is, the further."""
         return way.error.change_ratio * way.time.call_ns / self.ways[0].time.call_ns
 
+    def most_gain_ratio(self, way: WayTime) -> float:
+        """What a way may gain at most: no host makes it shorter than what the device takes."""
+        by_device = self.device_gain_ratio(way) + self.device_gain_error_ratio(way)
+        return min(self.gain_ratio(way) + self.gain_error_ratio(way), by_device)
+
     def device_gain_ratio(self, way: WayTime) -> float:
         """The gain if hosts took no time."""
         return 1 - way.time.device_ns / self.ways[0].time.device_ns
@@ -133,10 +138,9 @@ class LayerSide:
     @property
     def pays(self) -> bool | None:
         """Whether some way is faster by more than its error; None if the error leaves that open for one."""
-        gains = [(self.gain_ratio(way), self.gain_error_ratio(way)) for way in self.ways[1:]]
-        if any(gain > error for gain, error in gains):
+        if any(self.gain_ratio(way) > self.gain_error_ratio(way) for way in self.ways[1:]):
             return True
-        return None if any(gain + error >= 0 for gain, error in gains) else False
+        return None if any(self.most_gain_ratio(way) >= 0 for way in self.ways[1:]) else False
 
 
 @dataclass(frozen=True, slots=True)

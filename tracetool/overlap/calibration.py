@@ -61,6 +61,7 @@ def calibrate(recordings: Sequence[LayerRecording], *, with_exchanges: bool = Fa
         _ring(collectives, "reduce"),
         fmean(calls) * _UNPROFILED_RATIO,
         next((rate for name, rate in _MEMORY_BYTES_PER_NS.items() if name in used[0].device), _DEFAULT_MEMORY),
+        len(calls),
     )
 
 

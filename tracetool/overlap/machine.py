@@ -105,6 +105,7 @@ class Machine:
         reduce: Its all-reduces.
         call_ns: What the host of the slowest rank spends on a collective's call without a profiler.
         memory_bytes_per_ns: Bandwidth of its memory.
+        call_recordings: Recordings that told of the host's calls: few of them may be far from most.
         calls: What other calls cost, beside a collective's.
     """
 
@@ -114,6 +115,7 @@ class Machine:
     reduce: RingCost
     call_ns: float
     memory_bytes_per_ns: float
+    call_recordings: int
     calls: HostCalls = HostCalls()
 
     def engine_ns(self, payload_bytes: float) -> float:

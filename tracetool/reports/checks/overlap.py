@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import msgspec
 
 from tracetool.overlap.measured import MeasuredShape
+from tracetool.overlap.prediction import FEW_RECORDINGS, FEW_RECORDINGS_NEW_KERNELS, HOST_BOUND
 from tracetool.reports import as_json
 from tracetool.reports.answer.text import Note, fitted_table, lines_left, wrapped
 from tracetool.reports.checks.validation import InputInfo  # noqa: TC001 - msgspec reads it
@@ -223,6 +224,7 @@ def render_answer_text(done: OverlapAnswer, *, verbose: bool) -> bytes:
             [
                 *([] if verbose else _gains_without_hosts(done)),
                 *([_ASYNC] if any(_has_async(side) for side in done.sides) else []),
+                *_few(done),
                 *_left(done, verbose=verbose),
             ]
         )
@@ -263,7 +265,9 @@ def _headline(done: OverlapAnswer) -> str:
     opened = f"the error leaves {counts[None]} open" if counts[None] else ""
     of = "" if len(asked) == 1 else f" of {len(asked)} sides of layers"
     if not parts:
-        return f"Whether overlap pays is open{of and f': in all{of}'}: it changes less than its error."
+        return (
+            f"Whether overlap pays is open{of.replace(' of', ' in all', 1)}: the error is larger than what it changes."
+        )
     return f"Overlap {' and '.join(parts)}{of}{f'; {opened}' if opened else ''}."
 
 
@@ -277,6 +281,17 @@ def _gains_without_hosts(done: OverlapAnswer) -> list[str]:
     ways = " or ".join(dict.fromkeys(free.way for free, _ in found))
     where = "" if len(done.sides) == 1 else f" in {len(found)} of {len(done.sides)}"
     return [f"If hosts took no time (CUDA graphs), {ways} would pay{where}: {by} shorter."]
+
+
+def _few(done: OverlapAnswer) -> list[Note]:
+    """What more recordings would give where the host's calls rest on few."""
+    if not any(way.error in {FEW_RECORDINGS, FEW_RECORDINGS_NEW_KERNELS} for side in done.sides for way in side.ways):
+        return []
+    number, less = (
+        done.machine.call_recordings,
+        f"±{HOST_BOUND.time_ratio:.0%} instead of ±{FEW_RECORDINGS.time_ratio:.0%}",
+    )
+    return [Note(f"the host's calls rest on {number} recordings; four give host-bound ways {less}")]
 
 
 def _left(done: OverlapAnswer, *, verbose: bool) -> list[Note]:
