@@ -32,6 +32,20 @@ def test_answer_comes_first(capsys: pytest.CaptureFixture[str]) -> None:
     assert "the host's calls rest on 2 recordings; four give" in " ".join(printed.split())
 
 
+def test_copy_engines_are_not_tried_where_collectives_go_through_host_memory(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """They were timed over NVLink: a link of 25 GB/s does not move 380 GB/s."""
+    host = [str(H200 / "traces" / "host" / f"8192_4096_2752_{side}_coll") for side in ("ag", "rs")]
+    assert run(["overlap", *host, "--overlap", "slice:2,async-tp", "--json", "-q"]) == 0
+    printed = json.loads(capsys.readouterr().out)
+    assert [[way["way"] for way in side["ways"]] for side in printed["layers"]] == [["none", "slice:2"]] * 2
+    assert any("async-tp left out" in note for note in printed["notes"])
+    assert run(["overlap", *host, "-q"]) == 0
+    text = capsys.readouterr().out
+    assert "note: async-tp left out: the collectives did not run over NVLink" in text
+
+
 def test_json_says_the_same(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["overlap", *LAYERS, "--overlap", "slice:2,async-tp", "--json", "-q"]) == 0
     printed = json.loads(capsys.readouterr().out)

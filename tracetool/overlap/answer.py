@@ -18,10 +18,10 @@ if TYPE_CHECKING:
     from tracetool.overlap.machine import Machine
     from tracetool.overlap.recording import LayerRecording
 
-NONE = "none"
+NONE, ASYNC_TP = "none", "async-tp"
 _IN_A_ROW = Timing(calls=8)
 """Layers follow each other: what a host needs before the first one counts an eighth."""
-WAYS = (NONE, "slice:2", "slice:4", "slice:8", "p2p", "p2p:2", "async-tp")
+WAYS = (NONE, "slice:2", "slice:4", "slice:8", "p2p", "p2p:2", ASYNC_TP)
 """Ways that are tried unless others are named."""
 _WAY = re.compile(r"(?P<way>none|slice|p2p|async-tp)(?::(?P<count>[1-9]\d?))?$")
 _VARIANTS = {"none": "coll", "slice": "sliced", "p2p": "p2p", "async-tp": "async_tp"}
@@ -165,12 +165,14 @@ class OverlapAnswer:
         machine: What is known of it.
         sides: Of each layer.
         left: Recordings that were not used, and why.
+        untried: Ways that the recorded link leaves out: copy engines were timed over NVLink alone.
     """
 
     device: str
     machine: Machine
     sides: tuple[LayerSide, ...]
     left: tuple[LeftRecording, ...]
+    untried: tuple[str, ...]
 
 
 _OVERLAPS = "sends and receives, or products beside collectives: it overlaps already"
@@ -202,10 +204,11 @@ def answer_for(
     def evaluated(shape: LayerShape, side: str, of: Machine, tried: Sequence[str]) -> LayerSide:
         return LayerSide(shape, side, of.gather.ranks, tuple(_way(way, side, shape, of, device) for way in tried))
 
-    linked = [way for way in ways if way != "async-tp"]
+    linked = [way for way in ways if way != ASYNC_TP]
+    here = ways if machine.gather.is_fast else linked
     sides = tuple(
         replace(
-            evaluated(shape, side, machine, ways),
+            evaluated(shape, side, machine, here),
             over=tuple((each, evaluated(shape, side, machine.over(each / 1e9), linked)) for each in bandwidths),
         )
         for shape, side in found
@@ -215,7 +218,7 @@ def answer_for(
         for each in recordings
         if each.has_exchanges or not (each.collectives or each.products)
     )
-    return OverlapAnswer(device, machine, sides, left)
+    return OverlapAnswer(device, machine, sides, left, tuple(way for way in ways if way not in here))
 
 
 def _sides_of(recording: LayerRecording) -> list[tuple[LayerShape, str]]:

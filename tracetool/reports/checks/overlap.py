@@ -299,11 +299,19 @@ def _left(done: OverlapAnswer, *, verbose: bool) -> list[Note]:
     if verbose:
         return [Note(text) for text in _left_texts(done)]
     counts = Counter(each.reason for each in done.left)
-    return [Note(f"{number} recording{'s' * (number > 1)} left out: {reason}") for reason, number in counts.items()]
+    return [
+        *map(Note, _untried(done)),
+        *(Note(f"{number} recording{'s' * (number > 1)} left out: {reason}") for reason, number in counts.items()),
+    ]
 
 
 def _left_texts(done: OverlapAnswer) -> list[str]:
-    return [f"{each.name}: {each.reason}" for each in done.left]
+    return [*_untried(done), *(f"{each.name}: {each.reason}" for each in done.left)]
+
+
+def _untried(done: OverlapAnswer) -> list[str]:
+    why = "the collectives did not run over NVLink, and copy engines were timed over that alone"
+    return [f"{way} left out: {why}" for way in done.untried]
 
 
 def _has_async(side: LayerSide) -> bool:
