@@ -7,7 +7,8 @@ It was recorded without shapes of operators: where a test needs them, they are t
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from helpers.recorded import data, derived
@@ -15,11 +16,14 @@ from helpers.recorded import data, derived
 from tracetool.errors import ReconstructError
 from tracetool.model.action import ActionKind
 from tracetool.model.notice import NoticeCode
+from tracetool.overlap import actions
 from tracetool.overlap.actions import with_overlap
+from tracetool.overlap.calibration import calibrate
 from tracetool.reconstruction import reconstruct
 from tracetool.whatif.answer import answer
 
 if TYPE_CHECKING:
+    from tracetool.overlap.machine import Machine
     from tracetool.reconstruction import Reconstruction
     from tracetool.store.run import Run
 
@@ -80,6 +84,21 @@ def test_the_step_takes_longer_by_it(found: Reconstruction) -> None:
 def test_all_reduces_are_not_sent_peer_to_peer(found: Reconstruction) -> None:
     with pytest.raises(ReconstructError, match="p2p is no way for the collectives"):
         with_overlap(found, with_shapes(), "p2p")
+
+
+@pytest.mark.parametrize(("blocks", "refusal"), [(4, "did not run over NVLink"), (24, "is no way for the collectives")])
+def test_copy_engines_need_the_link_that_they_were_timed_over(
+    found: Reconstruction, monkeypatch: pytest.MonkeyPatch, blocks: int, refusal: str
+) -> None:
+    """NCCL ran collectives of two H200 with 4 blocks through host memory, and with 24 over NVLink."""
+
+    def with_blocks(*words: Any, **named: Any) -> Machine:
+        machine = calibrate(*words, **named)
+        return replace(machine, gather=replace(machine.gather, blocks=blocks))
+
+    monkeypatch.setattr(actions, "calibrate", with_blocks)
+    with pytest.raises(ReconstructError, match=refusal):
+        with_overlap(found, with_shapes(), "async-tp")
 
 
 def test_without_shapes_it_is_said(found: Reconstruction) -> None:

@@ -10,7 +10,7 @@ from tracetool.costs.rescaled import with_changed_actions
 from tracetool.errors import ReconstructError
 from tracetool.model.action import ActionKind
 from tracetool.model.notice import Notice, NoticeCode
-from tracetool.overlap.answer import NONE, variant_of
+from tracetool.overlap.answer import ASYNC_TP, NONE, variant_of
 from tracetool.overlap.calibration import calibrate
 from tracetool.overlap.measured import Timing
 from tracetool.overlap.prediction import call_time
@@ -97,6 +97,11 @@ def with_overlap(found: Reconstruction, run: Run, way: str) -> Reconstruction:
             "them",
         )
     machine = _machine(run, {pair.ranks for of_action in pairs.values() for pair in of_action})
+    if way == ASYNC_TP and not machine.gather.is_fast:
+        raise ReconstructError(
+            "the collectives of these actions did not run over NVLink, and copy engines were timed over that alone.",
+            hint="slices and peer-to-peer parts go over any link: --overlap slice:4",
+        )
     changes: dict[tuple[int, ActionKind], float] = defaultdict(float)
     untouched = left
     for place, of_action in pairs.items():
