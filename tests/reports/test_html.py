@@ -11,13 +11,15 @@ from typing import TYPE_CHECKING
 import pytest
 from helpers import synthetic
 from helpers.browser import Browser, Parsed, chromium
+from helpers.recorded import SAMPLES, looked_at, run_of
 
+import tracetool as tt
 from tracetool.causes.cause import Cause, Idle
 from tracetool.model.notice import Notice, NoticeCode
 from tracetool.model.topology import Topology
 from tracetool.reports import RunFacts, report_for
 from tracetool.reports.html import stages
-from tracetool.reports.html.page import MOST_BYTES, page
+from tracetool.reports.html.page import MOST_BYTES, advised, page
 from tracetool.reports.html.sections import idle_view
 from tracetool.schedules import build_schedule
 from tracetool.whatif.answer import answer
@@ -266,3 +268,19 @@ def test_the_browser_would_have_told(browser_: Browser, tmp_path: Path) -> None:
     assert [url.rpartition("/")[2] for url in seen.requests] == ["missing.png"]
     assert any("said" in text for text in seen.complaints)
     assert any("nothing is not defined" in text for text in seen.complaints)
+
+
+def test_of_more_microbatches_the_page_has_the_step_for_as_many_as_the_plan_has() -> None:
+    """As ``advise -v`` has it: the plan's step less the gain, with a star and what it is of."""
+    found = looked_at(run_of(SAMPLES / "h100-1f1b"))
+    scenario = tt.scenario(found, dc="0-1,2-3", link="dc0-dc1=25Gbit/s,10ms")
+    advice = tt.advise(found, scenario, "1f1b,geopipe")
+    assert advice.best is not None
+    table = advised(advice.asked.answer, advice)
+    (gain,) = [gain for gain in advice.gains if gain.plan.result.microbatches == 9]
+    assert table.gains is not None
+    (row,) = [row for row in table.gains.rows if row.head.text == gain.more.text]
+    per_microbatch = gain.plan.step_ns * 8 / 9
+    assert row.cells[2].text == f"{per_microbatch / 1e6:.1f} ms*"
+    assert advice.best.step_ns - per_microbatch == pytest.approx(gain.gained_ns, abs=1)
+    assert "*: of every 8 microbatches, with 9 in a step." in table.lines

@@ -50,6 +50,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from tracetool.advice import Advice, Decided, Gain
+    from tracetool.advice.plans import Plan
     from tracetool.reports.html.sections import IdlesOf
     from tracetool.reports.picture import PictureFormat
     from tracetool.sweeps import Grid, Sweep
@@ -96,8 +97,12 @@ def advised(answer: Answer, advice: Advice) -> Advised:
         f"Best is the shortest step of what is predicted most surely; of steps within {RELEVANT_RATIO:.0%} of it the "
         "one that needs least memory, and the recorded order where the lead over it is within the error."
     )
+    now = best.result.microbatches
+    others = dict.fromkeys(str(m) for gain in advice.gains if (m := gain.plan.result.microbatches) != now)
+    if others:
+        lines.append(f"*: of every {now} microbatches, with {' or '.join(others)} in a step.")
     columns = ("One more unit", "Gain", "Share of step", "Step", "With")
-    rows = tuple(_row(gain, best.label) for gain in advice.gains)
+    rows = tuple(_row(gain, best) for gain in advice.gains)
     return Advised(tuple(lines), PageTable("What one more unit buys, replayed", columns, rows))
 
 
@@ -125,15 +130,16 @@ def subtitle(answer: Answer, decision: Decision | None) -> list[str]:
     return [*([" or ".join(named), places(answer)] if named else []), today]
 
 
-def _row(gain: Gain, best: str) -> Row:
-    label = gain.plan.label
+def _row(gain: Gain, best: Plan) -> Row:
+    label, step_ns = gain.plan.label, best.step_ns - gain.gained_ns
+    star = "*" if gain.plan.result.microbatches != best.result.microbatches else ""
     return Row(
         Cell(gain.more.text),
         (
             Cell(f"{gain.gained_ns / 1e6:.1f} ms", gain.gained_ns),
             Cell(f"{gain.gain_ratio:.1%}", gain.gain_ratio),
-            Cell(format_duration(gain.plan.step_ns), gain.plan.step_ns),
-            Cell("the same" if label == best else label),
+            Cell(f"{format_duration(step_ns)}{star}", step_ns),
+            Cell("the same" if label == best.label else label),
         ),
     )
 
