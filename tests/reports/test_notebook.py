@@ -50,7 +50,7 @@ def results() -> dict[str, Any]:
         ("answer", "geopipe +2,2,0,0 is best: 319.6 ms ±4% a step, 8.0% ±5% less than 1f1b"),
         ("result", "geopipe +2,2,0,0 with in-order transfers: 319.6 ms (±4%) a step"),
         ("advice", "Over 25 Gbit/s, 10 ms run geopipe +2,2,0,0 (in-order transfers): 319.6 ms (±4%) a step"),
-        ("decided", "100 Gbit/s, 10 ms with 1f1b"),
+        ("decided", "100 Gbit/s, 10 ms with geopipe +1,1,0,0"),
         ("sweep", "Best of 2 scenarios: "),
         ("explanation", "Ranks idle "),
         ("comparison", "step_ns 246.4 ms"),

@@ -136,7 +136,7 @@ def test_a_difference_within_the_error_buys_nothing_that_has_a_price() -> None:
     assert not bought.is_certain
     assert bought.fee_per_ms is None
     assert bought.error_ratio is change_error_ratio(None, None, -0.01) is None
-    assert "too near to tell what it buys for 6,000 EUR/month" in sentences(_decision(slow, fast))[1]
+    assert "within the scatter of repeated steps, 2%, for 6,000 EUR/month" in sentences(_decision(slow, fast))[1]
 
 
 def test_runs_and_days_are_of_whole_steps() -> None:
@@ -162,8 +162,12 @@ def test_a_run_takes_so_long_and_its_links_cost_so_much() -> None:
     assert decision.run_fee(slow) == 250.0
     assert decision.run_fee(fast) == pytest.approx(20)
     first, second = sentences(decision)
-    assert first.startswith("Over slow keep 1f1b: 250.0 ms (± unknown, no recorded step was like it) a step, ")
-    assert first.endswith("25% longer than today's 200.0 ms as recorded; 864,000 steps take 2.5 days.")
+    assert first.startswith(
+        "Over slow for 100 EUR/day keep 1f1b: 250.0 ms (± unknown, costs as measured, no recorded step was like it) "
+    )
+    assert first.endswith(
+        "25% longer than today's 200.0 ms as recorded; 864,000 steps take 2.5 days and cost 250 EUR for links."
+    )
     assert second.endswith("864,000 steps take 2.0 days instead of 2.5 days and cost -230 EUR for links.")
 
 
@@ -231,5 +235,41 @@ def test_a_third_offer_is_also_told_beyond_the_second() -> None:
 
 def test_further_offers_that_are_as_good_or_longer_are_told_so() -> None:
     told = sentences(_decision(_offer("A", 300), _offer("B", 200), _offer("C", 200), _offer("D", 250)))
-    assert told[4] == "C and B are too near to tell apart (+0.0%, error unknown)."
-    assert told[5] == "Beyond C, D is 50.0 ms longer (+25.0%, error unknown)."
+    assert told[4] == "C and B are within the scatter of repeated steps, 2% (+0.0%, error unknown)."
+    assert told[5] == "Over D a step is 50.0 ms longer (+25.0%, error unknown) than over C."
+
+
+def test_a_price_that_only_one_offer_has_is_told() -> None:
+    priced, free = _offer("first", 250, Fee(4000, "EUR", "month")), _offer("other", 200)
+    first, second, *_ = sentences(_decision(priced, free, steps=864_000))
+    assert first.startswith("Over first for 4,000 EUR/month keep 1f1b: ")
+    assert first.endswith("864,000 steps take 2.5 days and cost 329 EUR for links."), (
+        "2.5 * 4,000 * 12 / 365.25 = 328.5"
+    )
+    assert "(20.0%, error unknown), its price not given" in second
+    (alone,) = sentences(_decision(priced, steps=864_000))
+    assert alone == first
+    same = replace(priced, name="same")
+    assert " for the same 4,000 EUR/month (+0.0%, error unknown)" in sentences(_decision(priced, same))[1]
+
+
+def test_a_run_is_told_of_an_offer_whose_step_is_as_long_too() -> None:
+    """864,000 steps of 202 ms are 2.02 days, of 200 ms 2: for 100 and 150 a day 202 and 300."""
+    slow, fast = _offer("slow", 202, Fee(100, "EUR", "day")), _offer("fast", 200, Fee(150, "EUR", "day"))
+    told = sentences(_decision(slow, fast, steps=864_000))[1]
+    assert told.endswith("864,000 steps take 2.0 days instead of 2.0 days and cost +98 EUR for links.")
+    assert "steps more" not in sentences(_decision(slow, fast))[1]
+
+
+def test_schedule_or_link_is_told_by_what_each_changes_alone() -> None:
+    """1f1b takes 300 and 240 ms, geopipe 270 and 210: 30 of 300 ms by the schedule, 60 by the link, 90 by both."""
+    offers = []
+    for name, now_ms, best_ms in (("A", 300, 270), ("B", 240, 210)):
+        now, best = replace(_plan(now_ms), order_digest="now"), replace(_plan(best_ms), schedule="geopipe")
+        offers.append(Offer(name=name, microbatches=8, best=replace(best, order_digest="geo"), now=now))
+    assert sentences(_decision(*offers))[2] == (
+        "Schedule or link, against 1f1b over A: geopipe there -30.0 ms (-10.0%, error unknown), "
+        "B with 1f1b -60.0 ms (-20.0%, error unknown), both -90.0 ms (-30.0%, error unknown)."
+    )
+    kept = replace(offers[0], best=offers[0].now)
+    assert not any("Schedule or link" in told for told in sentences(_decision(kept, offers[1])))

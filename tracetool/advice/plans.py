@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from tracetool.errors import TraceToolError
     from tracetool.model.pipeline import P2PMode, Pipeline
     from tracetool.model.scenario import Scenario
+    from tracetool.model.topology import Topology
     from tracetool.network.link import Link
     from tracetool.reconstruction import Reconstruction
     from tracetool.whatif.accuracy import KnownError

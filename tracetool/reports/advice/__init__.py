@@ -14,7 +14,7 @@ from tracetool.model.schedule import OBSERVED
 from tracetool.reports import marked_text
 from tracetool.reports.picture import GREY, PT, RED, SERIES, legend, legend_columns, text_width_pt, wrapped
 from tracetool.units import format_duration, format_size
-from tracetool.whatif.accuracy import format_error
+from tracetool.whatif.accuracy import change_error_ratio, format_error
 from tracetool.whatif.best import (
     UNPROVEN_MARK,
     UNPROVEN_TEXT,
@@ -24,6 +24,7 @@ from tracetool.whatif.best import (
     nothing_fits,
     plan_name,
 )
+from tracetool.whatif.depth import RELEVANT_RATIO
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -50,6 +51,7 @@ def sentences(decision: Decision, *, brief: bool = False) -> list[str]:
     """
     first, *others = decision.offers
     told = [_first(decision, first), *(_other(decision, offer) for offer in others)]
+    told += [line for other in others[:1] if (line := _apart(first, other))]
     told += [line for one, other in pairwise(others) if (line := _between(decision, one, other))]
     if (until := decision.pays_until) is not None:
         told.append(f"For {pays_text(until.schedule, until.bandwidth_bytes_per_s, until.latency_ns)}.")
@@ -79,14 +81,18 @@ def offer_rows(decision: Decision) -> dict[str, list[str]]:
         needs = unknown if best.needed_bytes is None else format_size(best.needed_bytes)
         step = format_duration(best.step_ns or 0)
         binds = _RESOURCES.get(offer.binds or "", offer.binds or "")
-        rows.append((offer.name, plan_name(best), best.p2p, step, error_text(best), to_today, needs, binds, price))
+        run = decision.today.schedule if best.schedule == OBSERVED else None
+        rows.append(
+            (offer.name, run or plan_name(best), best.p2p, step, error_text(best), to_today, needs, binds, price)
+        )
     columns = {name: [row[at] for row in rows] for at, name in enumerate(names)}
     return {name: cells for name, cells in columns.items() if any(cells)}
 
 
 def step_text(plan: Candidate) -> str:
     """A step with its error: ``315.2 ms (±4%)``."""
-    known = f"±{error_text(plan)}" if plan.known_error is not None else f"± unknown, {UNPROVEN_TEXT}"
+    costs = "costs unproven" if plan.rests_on else "costs as measured"
+    known = f"±{error_text(plan)}" if plan.known_error is not None else f"± unknown, {costs}, {UNPROVEN_TEXT}"
     return f"{format_duration(plan.step_ns or 0)} ({known})"
 
 
@@ -109,9 +115,16 @@ def _first(decision: Decision, offer: Offer) -> str:
     verb = "keep" if same else "run"
     step = f"{step_text(best)} a step{_memory(offer, best)}"
     days = decision.run_days(offer)
-    run = "" if days is None else f"; {decision.steps:,} steps take {_time(days)}"
+    cost_of_run = decision.run_fee(offer)
+    cost = (
+        ""
+        if cost_of_run is None or offer.fee is None
+        else f" and cost {cost_of_run:,.0f} {offer.fee.currency} for links"
+    )
+    run = "" if days is None else f"; {decision.steps:,} steps take {_time(days)}{cost}"
+    price = "" if offer.fee is None else f" for {offer.fee}"
     plan = f"{verb} {_named(decision, best)}: {step}"
-    return f"Over {offer.name} {plan}, {_to_now(best, now, same=same)}{longer}{binds}{run}."
+    return f"Over {offer.name}{price} {plan}, {_to_now(best, now, same=same)}{longer}{binds}{run}."
 
 
 def _marked(decision: Decision) -> str:
@@ -132,7 +145,8 @@ def _memory(offer: Offer, best: Candidate) -> str:
 
 def _named(decision: Decision, plan: Candidate) -> str:
     """A plan within a sentence, with its transfers where they are issued otherwise than was recorded."""
-    name = "the recorded order" if plan.schedule == OBSERVED else plan_name(plan)
+    known = f" ({decision.today.schedule})" if decision.today.schedule else ""
+    name = f"the recorded order{known}" if plan.schedule == OBSERVED else plan_name(plan)
     return name + (f" ({plan.p2p} transfers)" if plan.p2p != decision.today.p2p else "")
 
 
@@ -156,10 +170,14 @@ def _other(decision: Decision, offer: Offer) -> str:
     if bought is None:
         return f"{plan}."
     error = ", error unknown" if bought.error_ratio is None else f" ±{format_error(bought.error_ratio)}"
-    paid = _paid(bought, is_beyond=decision.offers[0].fee is not None)
+    paid = _paid(bought, offer, beyond=decision.offers[0])
     if not bought.is_certain:
         told = f"{-bought.saved_ratio:+.1%}{error}{_first_plan(decision, offer)}"
-        return f"{plan}, too near to tell what it buys{paid} ({told})."
+        run = "" if decision.steps is None else f"; {_run(decision, offer, bought.steps_per_day)}"
+        near = "too near to tell what it buys"
+        if bought.error_ratio is None:
+            near = f"within the scatter of repeated steps, {RELEVANT_RATIO:.0%}{',' if paid else ''}"
+        return f"{plan}, {near}{paid} ({told}){run}."
     if bought.saved_ns < 0:
         longer = f"{format_duration(-bought.saved_ns)} longer ({-bought.saved_ratio:+.1%}{error}){paid}"
         return f"{plan}, {longer}; {_run(decision, offer, bought.steps_per_day)}."
@@ -180,12 +198,15 @@ def _between(decision: Decision, one: Offer, other: Offer) -> str | None:
     if bought is None:
         return None
     error = ", error unknown" if bought.error_ratio is None else f" ±{format_error(bought.error_ratio)}"
-    paid = _paid(bought, is_beyond=one.fee is not None)
+    paid = _paid(bought, other, beyond=one)
     if not bought.is_certain:
-        return f"{other.name} and {one.name} are too near to tell apart{paid} ({-bought.saved_ratio:+.1%}{error})."
+        near = "are too near to tell apart"
+        if bought.error_ratio is None:
+            near = f"are within the scatter of repeated steps, {RELEVANT_RATIO:.0%}{',' if paid else ''}"
+        return f"{other.name} and {one.name} {near}{paid} ({-bought.saved_ratio:+.1%}{error})."
     if bought.saved_ns < 0:
         longer = f"{format_duration(-bought.saved_ns)} longer ({-bought.saved_ratio:+.1%}{error})"
-        return f"Beyond {one.name}, {other.name} is {longer}{paid}."
+        return f"Over {other.name} a step is {longer} than over {one.name}{paid}."
     per_ms = ""
     if bought.fee_per_ms is not None and bought.fee is not None and one.fee is not None:
         per_ms = f", {replace(bought.fee, amount=bought.fee_per_ms)} per ms"
@@ -193,13 +214,39 @@ def _between(decision: Decision, one: Offer, other: Offer) -> str | None:
     return f"Beyond {one.name}, {other.name} buys {gain}{paid}{per_ms}."
 
 
-def _paid(bought: Bought, *, is_beyond: bool) -> str:
-    """What is paid for it, beyond the first offer's price where that is known."""
+def _apart(first: Offer, other: Offer) -> str | None:
+    """What the schedule changes over the first links, what other links change under the recorded order, and both."""
+    now, there = first.now, other.now
+    if now is None or there is None or first.best is None or other.best is None or not now.step_ns:
+        return None
+    if now.feasible is False or there.feasible is False or first.microbatches != other.microbatches:
+        return None
+    if first.best.order_digest == now.order_digest or other.best.order_digest == there.order_digest:
+        return None
+    kept = "the recorded order" if now.schedule == OBSERVED else now.schedule
+    plan, link, both = (_changed(now, to) for to in (first.best, there, other.best))
+    alone = f"{plan_name(first.best)} there {plan}, {other.name} with {kept} {link}"
+    return f"Schedule or link, against {kept} over {first.name}: {alone}, both {both}."
+
+
+def _changed(now: Candidate, other: Candidate) -> str:
+    """By how much a step differs: ``-27.6 ms (-8.0% ±5%)``."""
+    before, after = now.step_ns or 0, other.step_ns or 0
+    change = after / before - 1
+    error = change_error_ratio(now.known_error, other.known_error, change)
+    sure = ", error unknown" if error is None else f" ±{format_error(error)}"
+    return f"{'-' if after < before else '+'}{format_duration(abs(after - before))} ({change:+.1%}{sure})"
+
+
+def _paid(bought: Bought, offer: Offer, *, beyond: Offer) -> str:
+    """What is paid for it, beyond the other's price where that is known."""
     if bought.fee is None:
-        return ""
+        return "" if beyond.fee is None else ", its price not given"
+    if beyond.fee is not None and not round(bought.fee.amount, 2):
+        return f" for the same {offer.fee}"
     if bought.fee.amount < 0:
         return f" for {replace(bought.fee, amount=-bought.fee.amount)} less"
-    return f" for {bought.fee}{' more' if is_beyond else ''}"
+    return f" for {bought.fee}{' more' if beyond.fee is not None else ''}"
 
 
 def _first_plan(decision: Decision, offer: Offer) -> str:

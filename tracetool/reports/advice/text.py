@@ -65,7 +65,7 @@ def render_text(decided: Decided, facts: RunFacts, tuning: CoTuning | None = Non
     if gives_no_steps(answer) and not verbose:
         lines.append("No advice: step times of such a replay say nothing of links; tracetool replay shows its orders.")
         return ("\n".join(wrapped(lines, width)) + "\n").encode()
-    lines += [*sentences(decided.decision), *_tried(advice), "", *_offers_table(decided.decision, width), ""]
+    lines += [*_tried(advice), *sentences(decided.decision), "", *_offers_table(decided.decision, width), ""]
     if tuning is not None and not verbose:
         return _sizes_screen(tuning, advice, lines, width)
     if tuning is not None:
@@ -97,7 +97,9 @@ def _tried(advice: Advice) -> list[str]:
     """Which schedules there were to choose from, where the recording has several stages per rank: few are."""
     if advice.asked.answer.pipeline.observed.shape.chunks == 1:
         return []
-    names = ", ".join(dict.fromkeys(plan.schedule for plan in advice.asked.plans))
+    recorded = advice.asked.answer.observed_schedule
+    tried = dict.fromkeys(plan.schedule for plan in advice.asked.plans)
+    names = ", ".join(f"{recorded} as recorded" if recorded and name == OBSERVED else name for name in tried)
     told = f"Only orders of several stages per rank were tried ({names})"
     return [f"{told}: a recording of one stage per rank tells of the others."]
 
@@ -135,12 +137,24 @@ def _near(advice: Advice) -> list[str]:
         return _nearest(advice)
     lines = []
     if advice.rivals:
-        lines.append(_headline("as good", f"{listed(advice, advice.rivals)} ({_tie(advice, best)})"))
+        lines.append(_headline("as good", f"{', '.join(_rivals(advice, best))} ({_tie(advice, best)})"))
     if advice.unproven:
         rest = len(advice.unproven) - _MOST_NAMED
         more = f", {rest} more" if rest > 0 else ""
-        lines.append(_headline("unproven", f"may be better: {listed(advice, advice.unproven[:_MOST_NAMED])}{more}"))
+        rests = ", ".join(dict.fromkeys(reason for plan in advice.unproven for reason in plan.rests_on))
+        told = f"may be better: {listed(advice, advice.unproven[:_MOST_NAMED])}{more}"
+        lines.append(_headline("unproven", f"{told}{f' ({rests})' if rests else ''}"))
     return lines
+
+
+def _rivals(advice: Advice, best: Plan) -> list[str]:
+    """Plans as good as the best; of shorter ones, what more memory they need."""
+    told = []
+    for plan in advice.rivals:
+        is_shorter = plan.step_ns < best.step_ns and (plan.needed_bytes or 0) > (best.needed_bytes or 0)
+        needs = f" (needs {format_size(plan.needed_bytes or 0)})" if is_shorter else ""
+        told.append(_named(advice, plan) + needs)
+    return told
 
 
 def _headline(word: str, text: str) -> str:
