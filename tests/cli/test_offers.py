@@ -16,6 +16,7 @@ from helpers.recorded import ROOT, SAMPLES, looked_at, run_of
 import tracetool as tt
 from tracetool.advice import decide
 from tracetool.cli import run
+from tracetool.reports.sweep import best_sentences
 from tracetool.whatif.depth import RELEVANT_RATIO
 
 if TYPE_CHECKING:
@@ -198,9 +199,14 @@ def test_over_a_faster_link_no_step_is_longer_because_the_recorded_order_was_kep
         bandwidth=",".join(f"{gbit_per_s}Gbit/s" for gbit_per_s in (10, 25, 40, 100, 400)),
         latency=",".join(f"{ms}ms" for ms in (0, 2, 5, 8, 10, 15)),
     )
-    best = [each.point for each in tt.sweep(found, grid, knees=False).best if each.point is not None]
+    swept = tt.sweep(found, grid, knees=False)
+    best = [each.point for each in swept.best if each.point is not None]
     figures = [(p.bandwidth_bytes_per_s or 0, -(p.latency_ns or 0), p.step_ns or 0, p.schedule) for p in best]
     assert {"1f1b", "geopipe"} <= {schedule for *_, schedule in figures}
+    steps = [step_ns / 1e6 for *_, step_ns, schedule in figures if schedule == "geopipe"]
+    (told,) = best_sentences(swept)
+    assert told.startswith("Best of 30 scenarios: ")
+    assert f"geopipe in {len(steps)} ({min(steps):.1f} ms to {max(steps):.1f} ms a step, " in told
     for wide, near, step_ns, schedule in figures:
         for other_wide, other_near, other_ns, _ in figures:
             if wide >= other_wide and near >= other_near:

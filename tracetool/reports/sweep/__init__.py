@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING, NamedTuple
 
+from tracetool.model.schedule import OBSERVED
 from tracetool.reports.advice import PlanBar, bars_figure, pays_text, sentences
 from tracetool.reports.picture import RED, link_ticks, log_ticks
 from tracetool.sweeps.results import scenario_of
@@ -311,10 +312,25 @@ def best_sentences(found: Sweep, *, brief: bool = False) -> list[str]:
     count = Counter(each.point.schedule for each in found.best if each.point is not None)
     if not count:
         return [f"In every scenario {nothing_fits(unchecked(found.points))}."]
-    often = ", ".join(f"{name} in {number:,}" for name, number in count.most_common())
+    often = ", ".join(_over(found, name) for name, _ in count.most_common())
     best = f"Best of {format_count(len(found.best), 'scenario')}: {often}"
     knees = [knee for knee in found.knees if knee.bandwidth_bytes_per_s and count[knee.schedule]]
     if not knees:
         return [f"{best}."]
     far = max(knees, key=lambda knee: (count[knee.schedule], knee.at_latency_ns or 0))
     return [f"{best}; for {pays_text(far.schedule, far.bandwidth_bytes_per_s or 0, far.at_latency_ns or 0)}."]
+
+
+def _over(found: Sweep, name: str) -> str:
+    """In how many scenarios a schedule is best, its steps there, and what they differ by from the recorded order's."""
+    there = [each for each in found.best if each.point is not None and each.point.schedule == name]
+    steps = [each.point.step_ns or 0 for each in there if each.point is not None]
+    least, most = (format_duration(of(steps)) for of in (min, max))
+    told = f"{name} in {len(there):,} ({least}{'' if least == most else f' to {most}'} a step"
+    now = next((each.now.schedule for each in there if each.now is not None), None)
+    changes = [each.change_ratio for each in there if each.change_ratio is not None]
+    if now is None or now == name or not changes:
+        return f"{told})"
+    low, high = (f"{of(changes):+.1%}" for of in (max, min))
+    base = "the recorded order" if now == OBSERVED else now
+    return f"{told}, {low}{'' if low == high else f' to {high}'} against {base})"
