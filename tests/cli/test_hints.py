@@ -96,6 +96,10 @@ def test_ranks_with_files_but_no_kernels_are_not_copied_and_it_says_so(capsys: p
     told = capsys.readouterr().err
     assert "no kernels on ranks 1, 3" in told
     assert "a rank with any file of its own is not copied" in told
+    assert run(["info", str(data(*LEVEL2))]) == 0
+    told = capsys.readouterr().out
+    assert "missing for what these ranks do" in told
+    assert "missing for stages" not in told, "they are known, and replay works"
 
 
 def test_a_vendors_analysis_alone_has_a_hint(capsys: pytest.CaptureFixture[str]) -> None:
@@ -289,3 +293,40 @@ def test_commands_are_named_in_hints_of_the_command_line(capsys: pytest.CaptureF
     assert run(["schedules", "geopip"]) == 2
     (command,) = re.findall(r"'tracetool (\w+)' lists all", capsys.readouterr().err)
     assert run([command]) == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "hint"),
+    [
+        (["replay", str(SAMPLES / "h100-1f1")], f"is {SAMPLES / 'h100-1f1b'} meant?"),
+        (["replay", "nowhere/at-all"], "name trace files, folders of them, or a Run (.run)"),
+        (["estimate", "nosuch.toml"], "schemas/models has an example"),
+        (["estimate", SAMPLE], f"of traces, tracetool replay {SAMPLE} tells"),
+        (["replay", SAMPLE, "--dc", "0-1,2-3", "--link", "dc1-dc2=25Gbit/s,10ms"], "as in --link dc0-dc1="),
+        (["replay", SAMPLE, "--dc", "0-3", "--link", "dc0-dc1=25Gbit/s,10ms"], "part them, as in --dc 0-1,2-3"),
+        (["replay", SAMPLE, "--dc", "dc0=0-1,dc1=2-3", "--link", "dc0-dc1=25Gbit/s,10ms"], "dc1 ...: --dc 0-1,2-3"),
+        (
+            ["replay", SAMPLE, "--dc", "0-1,2-3", "--link", "dc0-dc1=25Gbit/s,10ms=9EUR/month"],
+            "tracetool advise, tracetool report and tracetool.decide take prices",
+        ),
+    ],
+)
+def test_what_is_refused_comes_with_what_to_do(
+    arguments: list[str], hint: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(arguments) == 2
+    told = capsys.readouterr().err
+    assert hint in next(line for line in told.splitlines() if line.startswith("Hint: "))
+    assert "Errno" not in told
+
+
+def test_a_share_without_its_unit_is_told_of_in_the_words_of_the_file(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    text = (ROOT / "schemas" / "models" / "korthikanti.toml").read_text(encoding="utf-8")
+    named = tmp_path / "model.toml"
+    named.write_text(text.replace("[device]\n", "[device]\nefficiency = 0.78\n"), encoding="utf-8")
+    assert run(["estimate", str(named)]) == 2
+    told = capsys.readouterr().err
+    assert "device.efficiency: float stands where text in quotes is expected" in told
+    assert "null" not in told

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -21,7 +22,7 @@ _FILE = click.Path(path_type=Path, dir_okay=False)
 
 
 @click.command()
-@click.argument("model", type=_FILE, metavar="[MODEL.toml]", required=False)
+@click.argument("model", type=click.Path(path_type=Path), metavar="[MODEL.toml]", required=False)
 @NETWORK
 @click.option(
     "--fit", multiple=True, metavar="NAME", help="A measured run of the file to fit the efficiency on. Repeatable."
@@ -64,6 +65,11 @@ def estimate(
         if model is not None or fit:
             raise ScenarioError("plans are predicted from layer timings alone.", hint="leave model and --fit out")
         _plans(plans, timings, choice, verbose=verbose, as_json=as_json)
+    elif model is not None and model.is_dir():
+        raise ScenarioError(
+            f"{model} is a folder, and a model's shapes are in a TOML file.",
+            hint=f"of traces, tracetool replay {shlex.quote(str(model))} tells what a step takes",
+        )
     elif model is not None:
         _model(model, fit, timings, choice, verbose=verbose, as_json=as_json)
         if not as_json:

@@ -10,7 +10,7 @@ from collections import Counter, defaultdict
 from typing import TYPE_CHECKING
 
 from tracetool.cli.output import free_name
-from tracetool.errors import CopyableRank
+from tracetool.errors import CopyableRank, Option
 from tracetool.model.notice import NoticeCode
 from tracetool.model.schedule import OBSERVED
 from tracetool.reconstruction import notes_of_sources, unread_events
@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from tracetool.store.run import Run
 
 _SHOWN = 12
+_SHOWN_HINTS = 3
 _MOST_LOST = 3
 
 
@@ -91,7 +92,9 @@ def discovery_lines(facts: DiscoveryInfo) -> list[str]:
             lines.append(f"{len(unused)} {told}")
             lines += _folded(unused)
     lines += [f"conflict: {conflict}" for conflict in facts["conflicts"]]
-    return lines + [f"hint: {hint}" for hint in facts["hints"]]
+    lines += [f"hint: {hint}" for hint in facts["hints"][:_SHOWN_HINTS]]
+    more = len(facts["hints"]) - _SHOWN_HINTS
+    return [*lines, f"{format_count(more, 'hint')} more ({Option.JSON} lists all)"] if more > 0 else lines
 
 
 def _folded(items: list[LeftInfo]) -> list[str]:

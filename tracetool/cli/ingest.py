@@ -66,7 +66,8 @@ def ingest(
     """Read trace files, or folders of them, into a Run.
 
     Takes by content: torch.profiler (Kineto) JSON, plain, .gz, .zst or in a .tar; torch_npu, MindSpore
-    (MindInsight's, too) and msprof output, text or databases; NDTimeline and straggler-analysis tables.
+    (MindInsight's, too) and msprof output, text or databases; exports of Nsight Systems; NDTimeline and
+    straggler-analysis tables.
 
     \b
     Examples:

@@ -196,7 +196,8 @@ def check_target(path: Path, *, force: bool) -> None:
     if path.is_dir():
         raise AlreadyExists(f"{path} is a folder.", hint="name a file")
     if path.exists() and not force:
-        raise AlreadyExists(f"{path} exists.", hint="add --force to replace it")
+        hint = f"add --force to replace it, or write another, as in -o {shlex.quote(free_name(str(path)))}"
+        raise AlreadyExists(f"{path} exists.", hint=hint)
     if not path.parent.is_dir():
         raise StoreError(f"there is no folder {path.parent}.", hint="create it first")
 

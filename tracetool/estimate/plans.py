@@ -157,7 +157,11 @@ def read_plans(path: Path) -> tuple[list[MeasuredPlan], str]:
         content = path.read_bytes()
         found = msgspec.convert(json.loads(content), PlansFile)
     except (OSError, ValueError) as error:
-        raise ScenarioError(f"cannot read {path}: {error}.", hint="schemas/plans.schema.json has the form") from error
+        why = getattr(error, "strerror", None) or error
+        raise ScenarioError(
+            f"cannot read {path}: {why}.",
+            hint="schemas/plans.schema.json has the form",
+        ) from error
     return found.results, sha256(content).hexdigest()
 
 

@@ -136,7 +136,11 @@ def read_layers(path: Path) -> LayerTimings:
         content = path.read_bytes()
         found = msgspec.convert(json.loads(content), LayersFile, strict=False)
     except (OSError, ValueError) as error:
-        raise ScenarioError(f"cannot read {path}: {error}.", hint="schemas/layers.schema.json has the form") from error
+        why = getattr(error, "strerror", None) or error
+        raise ScenarioError(
+            f"cannot read {path}: {why}.",
+            hint="schemas/layers.schema.json has the form",
+        ) from error
     if tuple(found.columns) != COLUMNS:
         raise ScenarioError(f"{path} has the columns {', '.join(found.columns)}.", hint=f"give {', '.join(COLUMNS)}")
     rows: dict[tuple[str, int, int], Rows] = {}

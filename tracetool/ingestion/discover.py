@@ -132,7 +132,11 @@ def discover(
     ranked = _with_ranks(identified, ranks or {}, result.conflicts)
     result.sources = in_order(_of_one_profiler(ranked, result.left))
     _split(result, result.sources if keep_conflicts else _unclear(result.sources))
-    result.conflicts += [_no_rank(item) for item in result.sources if item.source.ranked and item.rank is None]
+    nameless = [item for item in result.sources if item.source.ranked and item.rank is None]
+    at: Counter[Path] = Counter()
+    for item in nameless:
+        result.conflicts.append(_no_rank(item, at[item.source.path]))
+        at[item.source.path] += 1
     result.conflicts += job_conflicts(result.sources)
     if result.conflicts and not keep_conflicts:
         raise result.conflicts[0]
@@ -278,13 +282,14 @@ def _ranked(item: DiscoveredSource, ranks: Mapping[str, int], unused: set[str], 
     return item  # it may hold several
 
 
-def _no_rank(item: DiscoveredSource) -> MissingRank:
+def _no_rank(item: DiscoveredSource, at: int) -> MissingRank:
     hint = "name the file rank0.json, rank1.json ..., " if not item.source.complements else "name it like its trace, "
     why = "" if item.source.complements else "torch.distributed was not initialised when it was recorded; "
     name = item.source.path.name
     if item.source.member:
         why, hint, name = "", "record each rank to a file of its own, ", f"{name}:{item.source.member}"
-    return MissingRank(f"{item.label} does not say its rank.", hint=f"{why}{hint}or say {Option.RANKS(f'{name}=0')}")
+    told = f"{why}{hint}or ingest with {Option.RANKS(f'{name}={at}')}"
+    return MissingRank(f"{item.label} does not say its rank.", hint=told)
 
 
 def _awaits_rank(item: DiscoveredSource) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import stat
 from typing import TYPE_CHECKING
 
@@ -38,7 +39,8 @@ def walk(paths: Sequence[Path], failed: list[Left], left: list[Left]) -> tuple[l
         except (OSError, ValueError) as error:
             missing = isinstance(error, FileNotFoundError) and not path.is_symlink()
             why = "does not exist" if missing else f"cannot be read: {getattr(error, 'strerror', None) or error}"
-            raise IngestError(f"{path} {why}.") from error
+            hint = _near(path) if missing else None
+            raise IngestError(f"{path} {why}.", hint=hint) from error
         if stat.S_ISDIR(mode) and _holds_run(path):
             raise UnknownFormat(f"{path} is a Run already.", hint=f"use it: tracetool info {path}")
         if stat.S_ISDIR(mode):
@@ -52,6 +54,16 @@ def walk(paths: Sequence[Path], failed: list[Left], left: list[Left]) -> tuple[l
             )
     readable = [file for file in dict.fromkeys(files) if _is_readable(file, failed)]
     return readable, [file for file in named if file in readable]
+
+
+def _near(path: Path) -> str:
+    """What may be meant by a path that is not there."""
+    parent = path.parent
+    names = [each.name for each in parent.iterdir()] if parent.is_dir() else []
+    close = difflib.get_close_matches(path.name, names, n=1)
+    if close:
+        return f"is {parent / close[0]} meant?"
+    return "name trace files, folders of them, or a Run (.run)"
 
 
 def _below(folder: Path, failed: list[Left], left: list[Left]) -> list[Path]:

@@ -17,6 +17,7 @@ from tracetool.units import format_ranks
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
+_RANKS = re.compile(r"\d+(-\d+)?")
 _NAME = re.compile(r"^[^\s=>,+-]+$")
 
 
@@ -110,6 +111,19 @@ class DCMap:
             if rank in self.by_rank or self._matching(hosts.get(rank) or "")
         }
 
+    def _ranks_hint(self) -> str:
+        """How to name ranks, where hosts cannot be told or ranks were written in their place."""
+        patterns = [pattern for pattern, _ in self.by_host]
+        if all(_RANKS.fullmatch(pattern) for pattern in patterns):
+            written = ",".join(
+                "+".join(pattern for pattern, dc in self.by_host if dc == name)
+                for name in dict.fromkeys(dc for _, dc in self.by_host)
+            )
+            return f"pipeline ranks stand without names of DCs, which are dc0, dc1 ...: {Option.DC(written)}"
+        return (
+            f"name global ranks instead: {Option.DC('map.csv')} with the columns rank and dc (torch 2.13 writes hosts)"
+        )
+
     def _check_all(self, ranks: Iterable[tuple[int, str | None]]) -> None:
         listed = list(ranks)
         if self.by_rank:
@@ -125,8 +139,7 @@ class DCMap:
                 f"the DC map {self.text!r} names hosts, but the "
                 f"{'trace' if len(nameless) == 1 else 'traces'} of {format_ranks(nameless)} "
                 f"{'does' if len(nameless) == 1 else 'do'} not say on which host they ran.",
-                hint=f"name global ranks instead: {Option.DC('map.csv')} with the columns rank and dc (torch 2.13 "
-                "writes hosts)",
+                hint=self._ranks_hint(),
             )
         lost: dict[str, list[int]] = defaultdict(list)
         for rank, host in listed:

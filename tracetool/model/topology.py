@@ -17,7 +17,7 @@ from tracetool.network.link import Link, Path
 from tracetool.units import parse_bandwidth_bytes_per_s, parse_latency_ns
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Sequence
 
     from tracetool.network.seating import Seating
 
@@ -227,12 +227,20 @@ class Topology:
             for dc in (link.src_dc, link.dst_dc):
                 if dc not in known:
                     raise BadTopology(
-                        f"link {link.name}: there is no {dc!r}; the DC map names {', '.join(sorted(known))}."
+                        f"link {link.name}: there is no {dc!r}; the DC map names {', '.join(sorted(known))}.",
+                        hint=_joined_hint(sorted(known), ranks),
                     )
         for rank in self.boundaries():
             self.path(rank, rank + 1)
             self.path(rank + 1, rank)
         return self
+
+
+def _joined_hint(known: Sequence[str], ranks: int) -> str:
+    """How to name a link between DCs that there are."""
+    if len(known) < 2:
+        return f"all ranks are in one DC: part them, as in {Option.DC(in_two(ranks))}"
+    return f"name two of them, as in {Option.LINK(f'{known[0]}-{known[1]}=25Gbit/s,10ms')}"
 
 
 @lru_cache(maxsize=256)
@@ -340,6 +348,11 @@ def parse_link(text: str) -> tuple[Link, ...]:
         raise BadQuantity(
             f"link {text!r} needs a bandwidth and then a latency.",
             hint=f"write it as in {Option.LINK('dc0-dc1=25Gbit/s,10ms')} (or 800km instead of the latency)",
+        )
+    if "=" in quantities[1] and "/" in quantities[1]:
+        raise BadQuantity(
+            f"link {text!r} has a price, and what is asked here takes none.",
+            hint="leave it off here; tracetool advise, tracetool report and tracetool.decide take prices",
         )
     bandwidth = parse_bandwidth_bytes_per_s(quantities[0])
     latency = parse_latency_ns(quantities[1])

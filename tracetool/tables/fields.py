@@ -59,6 +59,9 @@ def as_struct(kind: type[S], /, *sources: object, **given: object) -> S:
     return kind(**given)
 
 
+_TEXT_EXPECTED = re.compile(r"Expected `str(?: \| null)?`, got `(\w+)`")
+
+
 def read_toml(path: Path, kind: type[S], hint: str) -> S:
     """A struct from a TOML file.
 
@@ -73,7 +76,8 @@ def read_toml(path: Path, kind: type[S], hint: str) -> S:
     try:
         document = tomllib.loads(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError) as error:
-        raise ScenarioError(f"cannot read {path}: {error}.") from error
+        why = getattr(error, "strerror", None) or error
+        raise ScenarioError(f"cannot read {path}: {why}.", hint=hint) from error
     except tomllib.TOMLDecodeError as error:
         raise ScenarioError(f"{path} is no TOML: {error}.", hint="text values need quotes") from error
     try:
@@ -89,6 +93,9 @@ def _fault(error: msgspec.ValidationError, kind: type[msgspec.Struct]) -> str:
     unknown = re.search(r"unknown field `(.*)`", text)
     close = difflib.get_close_matches(unknown[1], _keys(kind), n=1) if unknown else []
     guess = f"; is {close[0]!r} meant?" if close else ""
+    expected = _TEXT_EXPECTED.fullmatch(text)
+    if expected:
+        text = f"{expected[1]} stands where text in quotes is expected, with its unit if it has one (such as '78%')"
     return (f"{key}: " if key else "") + text.rstrip(".").replace("`", "'").replace("Object", "it") + guess
 
 

@@ -143,9 +143,12 @@ def _device(run: Run, ranks: list[int]) -> Iterator[Gap]:
         what = f"no kernels{who}: a trace of the host only" if host else f"no kernels{who}"
         what = f"no kernels{who} among what is read, and {unread}" if unread else what
         damaged = [s["rank"] for s in run.manifest["sources"] if s["rank"] in silent and s["dropped"]]
-        stages = len(silent) == len(ranks) and run.count("stages")
+        needed_for = "stages, costs and replay"
+        if run.count("stages"):
+            beside = "what these ranks do: the pipeline is known without them, and can be replayed"
+            needed_for = "times of a device: the host's own ops stand for them" if not who else beside
         yield Gap(
-            what, "times of a device: the host's own ops stand for them" if stages else "stages, costs and replay",
+            what, needed_for,
             f"the file of {format_ranks(damaged)} is damaged: fetch it again" if damaged else
             "kernels of CUDA, HIP, XPU and Ascend devices are read" if unread else
             "record device activity (ProfilerActivity.CUDA, XPU, NPU) and export inside on_trace_ready",
