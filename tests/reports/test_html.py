@@ -18,7 +18,8 @@ from tracetool.causes.cause import Cause, Idle
 from tracetool.model.notice import Notice, NoticeCode
 from tracetool.model.topology import Topology
 from tracetool.reports import RunFacts, report_for
-from tracetool.reports.html import stages
+from tracetool.reports.answer.text import compared_results, result_details
+from tracetool.reports.html import details, stages
 from tracetool.reports.html.page import MOST_BYTES, advised, page
 from tracetool.reports.html.sections import idle_view
 from tracetool.schedules import build_schedule
@@ -116,6 +117,19 @@ def test_notes_warnings_and_how_to_reproduce_are_told(shown: Answer) -> None:
     assert text.index("Warning:") < text.index("Schedules")
     for part in ("dc0: ranks 0-1; dc1: ranks 2-3", "30.0 ms one way", "11.00 GiB (11,811,160,064 bytes)"):
         assert part in text
+
+
+def test_what_several_results_rest_on_stands_once_below_their_names(shown: Answer) -> None:
+    results = tuple(replace(result, remarks=(said("costs are guessed"),)) for result in shown.results)
+    alike = replace(shown, results=results)
+    cards = details(alike)
+    lines = [line for card in cards for line in card.lines]
+    every = [line for result in compared_results(alike) for line in result_details(alike, result)]
+    assert set(lines) == set(every)
+    assert len(lines) == len(set(lines))
+    assert every.count("costs are guessed") > 1
+    (card,) = (card for card in cards if "costs are guessed" in card.lines)
+    assert "," in card.name
 
 
 def test_the_page_is_one_file_with_sound_structure(parsed: Parsed) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from typing import TYPE_CHECKING
 
 import click
@@ -110,7 +112,9 @@ def _list(*, verbose: bool, as_json: bool, quiet: bool) -> None:
         room = max(len(kind["name"]) for kind in kinds)
         lines = [f"{kind['name']:<{room}}  {kind['summary']}" for kind in kinds]
         lines.append(f"{'csv:FILE':<{room}}  an order in torch's CSV of actions")
-        width = terminal_width()
+        # A file or another program takes lines as they are; where it is as wide as something, that was set.
+        is_wide = not sys.stdout.isatty() and "COLUMNS" not in os.environ
+        width = max(map(len, lines)) if is_wide else terminal_width()
         click.echo("\n".join(line if len(line) <= width else f"{line[: width - 1]}…" for line in lines))
         next_step("tracetool schedules -v", quiet=quiet)
         return

@@ -35,7 +35,9 @@ def summary(done: Comparison) -> str:
         told.append(format_count(len(changed) - _MOST, "other change"))
     if lines[0].key.scope:
         step = next((line for line in done.lines if line.key == Key("step_ns")), None)
-        told += [] if step is None else [_told(done, step)]
+        if step is not None:
+            # What parts do matters by what the step does: it comes first where it is another.
+            told.insert(len(told) if step.verdict == "unchanged" else 0, _told(done, step))
     return "; ".join(told)
 
 

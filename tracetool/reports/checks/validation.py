@@ -172,7 +172,8 @@ def render_text(done: Validation, facts: ValidationFacts, *, verbose: bool = Tru
 
 
 def _screen(done: Validation, facts: ValidationFacts) -> bytes:
-    lines = wrapped([*_summary(done), "", f"  {facts.measured.name} from step {done.sources.run.pipeline.step}", ""])
+    named = f"  {facts.measured.name} from step {done.sources.run.pipeline.step}{_host_time(done)}"
+    lines = wrapped([*_summary(done), "", named, ""])
     reasons = _folded(done, lambda row: () if row.reason is None else (f"not predicted: {row.reason}",))
     after = wrapped([*([] if done.max_peak_error_ratio is None else [_PEAKS]), *reasons[:_MOST_NOTES]])
     hidden = format_count(len(reasons[_MOST_NOTES:]) + len(done.notes), "note")
@@ -185,6 +186,13 @@ def _screen(done: Validation, facts: ValidationFacts) -> bytes:
     left = len(done.rows) - len(shown)
     after += wrapped([f"{format_count(left, 'row')} and {hidden} more: -v"])
     return ("\n".join([*lines, *figures, "", *after]) + "\n").encode()
+
+
+def _host_time(done: Validation) -> str:
+    """Why steps are longer than those of a replay."""
+    outside_ns = max((row.prediction.outside_ns for row in done.rows if row.prediction is not None), default=0)
+    told = f", with the host's {format_duration(outside_ns)} around a step, which replay and advise leave out"
+    return told if outside_ns else ""
 
 
 def _figures(shown: Sequence[PredictedRow]) -> list[str]:

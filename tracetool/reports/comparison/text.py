@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from tracetool.comparison.limits import format_value
 from tracetool.comparison.summary import chosen_lines, percent, signed, summary
 from tracetool.errors import Option
-from tracetool.reports.answer.text import Note, aligned, terminal_width, wrap, wrapped
+from tracetool.reports.answer.text import Note, table, terminal_width, wrap, wrapped
 from tracetool.units import format_count, format_ranges
 
 if TYPE_CHECKING:
@@ -41,8 +41,10 @@ def render_text(done: Comparison, _facts: CallFacts, width: int | None = None, *
     first = done.shown[:_SCREEN_LINES]
     shown = [line for line in done.shown if verbose or line in first or line in limited]
     rows = [("", "base", "new", "change", ""), *(line_cells(done, line) for line in shown)]
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines += [aligned(row, widths).rstrip() for row in rows]
+    room = width or terminal_width()
+    if sum(2 + max(map(len, column)) for column in zip(*rows, strict=True)) > room:
+        rows = [*rows[:1], *((*line_cells(done, line)[:-1], line.verdict) for line in shown)]
+    lines += table(rows, room)
     lines += wrapped([f"  {words}" for words in (*_doubts(shown), *_hidden(done, shown))], width)
     for metric, title in told_causes(done)[: None if verbose else 1]:
         lines += ["", title]
@@ -53,9 +55,10 @@ def render_text(done: Comparison, _facts: CallFacts, width: int | None = None, *
     checks = [f"  {check.limit.text}: {check.outcome}: {check.detail}" for check in done.checks]
     failures = [f"  {failure}" for failure in done.failures if not done.checks]
     tail = [*checks, *failures, *(["  informational: this would fail"] if done.level == "would fail" else [])]
-    tail += map(Note, done.notes if verbose else done.notes[:1])
+    notes = [note for note in done.notes if str(note) not in done.failures]
+    tail += map(Note, notes if verbose else notes[:1])
     if not verbose:
-        rest = f"{format_count(len(done.notes) - 1, 'note')} more, " if done.notes[1:] else ""
+        rest = f"{format_count(len(notes) - 1, 'note')} more, " if notes[1:] else ""
         tail.append(f"{rest}both sides and all causes: -v")
     lines += ["", *wrapped(tail, width)] if tail else []
     return ("\n".join(lines) + "\n").encode()

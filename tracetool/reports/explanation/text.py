@@ -249,11 +249,13 @@ def _without(found: CauseFound, explained: Explanation) -> tuple[str, str]:
 
 
 def _footnote(explained: Explanation, most: int) -> list[str]:
-    """What the mark means, where a row of the first causes has it."""
-    longer = _longer(explained)
-    if longer is None or longer.step_ns is None or not any(_is_longer(f, explained) for f in explained.causes[:most]):
-        return []
-    return [f"  *: of every {explained.microbatches} microbatches, with {longer.microbatches} in a step"]
+    """What marks mean, where a row of the first causes has them."""
+    shown, longer, told = explained.causes[:most], _longer(explained), []
+    if longer is not None and longer.step_ns is not None and any(_is_longer(found, explained) for found in shown):
+        told.append(f"*: of every {explained.microbatches} microbatches, with {longer.microbatches} in a step")
+    if any(_is_base(found) for found in shown):
+        told.append("base: what changes are of")
+    return [f"  {'; '.join(told)}"] if told else []
 
 
 def _meanings(explained: Explanation) -> Iterator[str]:

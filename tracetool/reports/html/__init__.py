@@ -162,8 +162,21 @@ def _cells(answer: Answer, metrics: Metrics, result: Result | None) -> list[Cell
 
 
 def details(answer: Answer) -> tuple[Details, ...]:
-    """What each result rests on."""
-    return tuple(Details(result_name(r), tuple(result_details(answer, r))) for r in compared_results(answer))
+    """What each result rests on; what several rest on stands once, below their names."""
+    results = compared_results(answer)
+    by_line: dict[str, list[int]] = {}
+    for at, result in enumerate(results):
+        for line in result_details(answer, result):
+            by_line.setdefault(line, []).append(at)
+    cards: dict[tuple[int, ...], list[str]] = {(at,): [] for at in range(len(results))}
+    for line, told_of in by_line.items():
+        cards.setdefault(tuple(told_of), []).append(line)
+    names = [result_name(result) for result in results]
+    return tuple(
+        Details("all" if len(told_of) == len(results) > 1 else ", ".join(names[at] for at in told_of), tuple(lines))
+        for told_of, lines in cards.items()
+        if lines
+    )
 
 
 def what_if(found: Sweep, grid: Grid, asked: Scenario) -> WhatIf | None:
