@@ -143,7 +143,7 @@ def _near(advice: Advice) -> list[str]:
         more = f", {rest} more" if rest > 0 else ""
         rests = ", ".join(dict.fromkeys(reason for plan in advice.unproven for reason in plan.rests_on))
         told = f"may be better: {listed(advice, advice.unproven[:_MOST_NAMED])}{more}"
-        lines.append(_headline("unproven", f"{told}{f' ({rests})' if rests else ''}"))
+        lines.append(_headline("unproven", f"{told}{f' ({rests})' if rests and best.known_error is None else ''}"))
     return lines
 
 
