@@ -60,7 +60,7 @@ Which schedule over which link? Why does a step take so long? What should be run
     >>> for offer in tt.decide(found, scenario, "100Gbit/s,10ms", ["1f1b", "geopipe"]).decision.offers:
     ...     print(f"{offer.name}: {offer.best.schedule} {offer.best.step_ns / 1e6:.1f} ms")
     25 Gbit/s, 10 ms: geopipe 319.6 ms
-    100 Gbit/s, 10 ms: 1f1b 310.2 ms
+    100 Gbit/s, 10 ms: geopipe 295.9 ms
 
 What changed between two recordings, or two versions of the tool, and why?
 

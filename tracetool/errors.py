@@ -89,6 +89,7 @@ class Option(Enum):
     MICROBATCHES = "microbatches"
     NETWORK = "network"
     OFFERS = "offers"
+    OVERLAP = "overlap"
     OVERLAP_RATIO = "overlap_ratio"
     P2P = "p2p"
     PIPELINE = "pipeline"

@@ -288,8 +288,8 @@ def _no_rank(item: DiscoveredSource, at: int) -> MissingRank:
     name = item.source.path.name
     if item.source.member:
         why, hint, name = "", "record each rank to a file of its own, ", f"{name}:{item.source.member}"
-    told = f"{why}{hint}or ingest with {Option.RANKS(f'{name}={at}')}"
-    return MissingRank(f"{item.label} does not say its rank.", hint=told)
+    how = f"{why}{hint}or ingest with {Option.RANKS(f'{name}={at}')}"
+    return MissingRank(f"{item.label} does not say its rank.", hint=how)
 
 
 def _awaits_rank(item: DiscoveredSource) -> bool:

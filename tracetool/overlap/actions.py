@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from tracetool.costs.rescaled import with_changed_actions
-from tracetool.errors import ReconstructError
+from tracetool.errors import Option, ReconstructError
 from tracetool.model.action import ActionKind
 from tracetool.model.notice import Notice, NoticeCode
 from tracetool.overlap.answer import ASYNC_TP, NONE, variant_of
@@ -100,7 +100,7 @@ def with_overlap(found: Reconstruction, run: Run, way: str) -> Reconstruction:
     if way == ASYNC_TP and not machine.gather.is_fast:
         raise ReconstructError(
             "the collectives of these actions did not run over NVLink, and copy engines were timed over that alone.",
-            hint="slices and peer-to-peer parts go over any link: --overlap slice:4",
+            hint=f"slices and peer-to-peer parts go over any link: {Option.OVERLAP('slice:4')}",
         )
     changes: dict[tuple[int, ActionKind], float] = defaultdict(float)
     untouched = left

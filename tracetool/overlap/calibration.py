@@ -55,13 +55,15 @@ def calibrate(recordings: Sequence[LayerRecording], *, with_exchanges: bool = Fa
     if len(sms) != 1:
         raise ReconstructError("the recordings are of devices of several kinds, or do not tell which.")
     return Machine(
-        _rate(used, sms.pop()),
-        _ring(collectives, "gather"),
-        _ring(collectives, "scatter"),
-        _ring(collectives, "reduce"),
-        fmean(calls) * _UNPROFILED_RATIO,
-        next((rate for name, rate in _MEMORY_BYTES_PER_NS.items() if name in used[0].device), _DEFAULT_MEMORY),
-        len(calls),
+        products=_rate(used, sms.pop()),
+        gather=_ring(collectives, "gather"),
+        scatter=_ring(collectives, "scatter"),
+        reduce=_ring(collectives, "reduce"),
+        call_ns=fmean(calls) * _UNPROFILED_RATIO,
+        memory_bytes_per_ns=next(
+            (rate for name, rate in _MEMORY_BYTES_PER_NS.items() if name in used[0].device), _DEFAULT_MEMORY
+        ),
+        call_recordings=len(calls),
     )
 
 

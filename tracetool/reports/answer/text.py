@@ -82,7 +82,7 @@ def results_table(answer: Answer, width: int) -> list[str]:
         (refused.schedule, *("not replayed" if head == "step" else "" for head in heads)) for refused in answer.refused
     ]
     idle = set() if answer.scenario.hbm_bytes is not None else {NEEDS.head}
-    columns = {row[0]: row[1:] for row in zip(*rows, strict=True) if any(row[1:]) and row[0] not in idle}
+    columns = {head: cells for head, *cells in zip(*rows, strict=True) if any(cells) and head not in idle}
     # Against a limit it is the need that counts.
     less = ("peak HBM", "transfers", "bubble") if NEEDS.head in columns else ("transfers", "peak HBM")
     kept = columns_with_room(columns, ["cross-DC"], (*less, NEEDS.head), width)
