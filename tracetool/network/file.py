@@ -79,7 +79,8 @@ class NetworkFile(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
         ),
     ] = ""
     collectives: Annotated[
-        dict[Dimension, Algorithm], doc("How collectives of a dimension run; by default the fastest (auto).")
+        dict[Dimension, Algorithm],
+        doc("How collectives of a dimension (tp, cp, ep, dp, pp) run; by default the fastest (auto)."),
     ] = {}
 
 

@@ -133,7 +133,15 @@ def _contract(contract: Contract) -> dict[str, Any]:
     ((top,), schemas) = msgspec.json.schema_components([contract.kind], ref_template="#/$defs/{name}")
     if "$ref" in top:
         top = schemas.pop(top["$ref"].rpartition("/")[2])
-    return {"$schema": _DIALECT, "$id": f"{_BASE}:{contract.name}", **top, "$defs": schemas}
+    made: dict[str, Any] = _of_any_version({**top, "$defs": schemas})
+    return {"$schema": _DIALECT, "$id": f"{_BASE}:{contract.name}", **made}
+
+
+def _of_any_version(schema: Any) -> Any:
+    """Without the names that keys of a mapping may have: msgspec tells them from 0.23 on alone."""
+    if isinstance(schema, dict):
+        return {key: _of_any_version(value) for key, value in schema.items() if key != "propertyNames"}
+    return [_of_any_version(value) for value in schema] if isinstance(schema, list) else schema
 
 
 def _duckdb() -> str:
