@@ -5,6 +5,7 @@ What --debug writes: what a bug report needs, and nothing that a trace holds.
 
 from __future__ import annotations
 
+import atexit
 import gc
 import io
 import json
@@ -98,7 +99,16 @@ def main(arguments: list[str] | None = None) -> None:
         signal.signal(number, _interrupt)
     # A command makes millions of rows and hardly a cycle: looking for cycles as often as usual takes up to a quarter.
     gc.set_threshold(50_000, 20, 20)
+    atexit.register(_leave)  # ahead of what else is registered, so that it is called last
     sys.exit(run(sys.argv[1:] if arguments is None else arguments))
+
+
+def _leave() -> None:
+    """End an interrupted process with the exit code that says so; Python may end it by SIGINT instead."""
+    if _signal is not None:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(128 + _signal)
 
 
 def _interrupt(number: int, _frame: object) -> None:
