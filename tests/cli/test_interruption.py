@@ -102,6 +102,39 @@ def test_an_interruption_leaves_nothing(
     assert _gone(process.pid)
 
 
+_MET_TEXT = """
+import os
+import tracetool.cli as cli, tracetool.ingestion.runs as runs
+
+runs.open_run = lambda *_: os.kill(os.getpid(), {number})
+told = cli._told
+
+def telling(error):
+    code = told(error)
+    try:
+        eval("(_ for _ in ()).throw(KeyboardInterrupt)")
+    except KeyboardInterrupt:
+        return code
+
+cli._told = telling
+cli.main(["info", {traces!r}])
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interruption_that_meets_code_made_from_text_has_its_exit_code(
+    number: signal.Signals, tmp_path: Path
+) -> None:
+    text = _MET_TEXT.format(number=int(number), traces=str(SAMPLES / "h100-1f1b"))
+    (tmp_path / "met_text.py").write_text(text, encoding="utf-8")
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(tmp_path), *sys.path])}
+    ended = subprocess.run(
+        [sys.executable, "-m", "met_text"], env=environment, capture_output=True, text=True, check=False
+    )
+    assert ended.returncode == 128 + number
+    assert ended.stderr.strip() == "Interrupted; nothing was left half-written."
+
+
 def test_workers_end_with_a_parent_that_is_killed(traces: Path, tmp_path: Path) -> None:
     with _start(traces, tmp_path / "x.run", 2) as process:
         _until_it_writes(tmp_path / "x.run")

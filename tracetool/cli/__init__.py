@@ -104,7 +104,11 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 def _leave() -> None:
-    """End an interrupted process with the exit code that says so; Python may end it by SIGINT instead."""
+    """End an interrupted process with the exit code that says so.
+
+    Where an interruption met code that is made from text, as that of records is when a module is imported,
+    ``python -m`` ends by SIGINT at last, though it was caught.
+    """
     if _signal is not None:
         sys.stdout.flush()
         sys.stderr.flush()
