@@ -116,3 +116,12 @@ def test_queries_stay_out_of_it(
 def test_every_command_that_works_has_it() -> None:
     has: Callable[[Any], bool] = lambda command: any("--debug" in option.opts for option in command.params)  # noqa: E731
     assert {name for name, command in leaves(cli) if not has(command)} == {"config", "completion", "help"}
+
+
+def test_what_is_required_on_other_platforms_alone_is_left_out(
+    capsys: pytest.CaptureFixture[str], secret_traces: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    needs = ["click>=8.2", "not-for-here>=1; platform_machine == 'other'"]
+    monkeypatch.setattr("tracetool.cli.debug.metadata.requires", lambda _: needs)
+    found, _ = _bundle(capsys, 0, "info", str(secret_traces))
+    assert found["versions"].keys() == {"tracetool", "python", "platform", "click"}
