@@ -126,6 +126,18 @@ def test_a_fine_map_has_round_ticks_where_their_values_are() -> None:
     assert len([text for text in said if re.fullmatch(r"\d+ ms", text)]) > len(axes.get_yticklabels())
 
 
+def test_a_map_of_a_dozen_bandwidths_has_round_ticks_too() -> None:
+    """Its own values (14.9, 22.2 ...) would have room, and nobody sells them."""
+    bandwidths = log_range(10 * GBIT, 800 * GBIT, 12)
+    points = [
+        point("1f1b", bandwidth_bytes_per_s=b, latency_ns=a, step_ns=200 * MS + 2 * a + 2**26 * 10**9 // b)
+        for b, a in product(bandwidths, LATENCIES)
+    ]
+    (axes,) = laid_out(lambda: sweep_figure(sweep_of(points))).axes
+    assert [text.get_text() for text in axes.get_xticklabels()] == ["10", "25", "50", "100", "200", "400", "800"]
+    assert axes.get_xticks()[1] == pytest.approx(0.5 + 11 * log(2.5) / log(80), abs=1e-3)
+
+
 def test_the_map_marks_the_knee_of_what_is_best_there() -> None:
     """Only where the schedule of the knee is the one to run: that of another is none of the map's."""
     sweep = over_both()
@@ -285,6 +297,21 @@ def test_what_could_not_be_replayed_is_counted() -> None:
 def test_nothing_to_draw_is_said(points: list[SweepPoint], message: str) -> None:
     with pytest.raises(ScenarioError, match=message):
         render_sweep(sweep_of(points))
+
+
+def test_pictures_say_whose_transfers_are_issued_otherwise() -> None:
+    """Whose step is longer for that reason looks like a worse schedule."""
+    modes = {"1f1b": "grouped", "geopipe": "in-order", "zb-h1": "in-order"}
+    points = [
+        point(name, p2p=mode, bandwidth_bytes_per_s=b, latency_ns=MS, step_ns=10**9 - b // 10**4)
+        for name, mode in modes.items()
+        for b in BANDWIDTHS
+    ]
+    said = " ".join(words(laid_out(lambda: sweep_figure(sweep_of(points)))))
+    assert "in-order transfers, but 1f1b grouped" in said
+    alike = [each for each in points if each.p2p == "in-order"]
+    assert "in-order transfers" in (said := " ".join(words(laid_out(lambda: sweep_figure(sweep_of(alike))))))
+    assert ", but" not in said
 
 
 def test_the_legend_says_what_is_in_the_way_and_the_map_what_was_tried() -> None:

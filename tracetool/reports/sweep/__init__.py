@@ -97,6 +97,11 @@ def common_settings(points: Sequence[SweepPoint]) -> list[str]:
         values = {getattr(point, name) for point in points}
         if len(values) == 1 and (value := values.pop()) not in (None, ()):
             shared.append(_setting(name, value))
+        elif name == "p2p" and len(values) > 1 and not _varies(points, name):
+            modes = {point.schedule: point.p2p for point in points}
+            usual, _ = Counter(modes.values()).most_common(1)[0]
+            others = [f"{schedule} {mode}" for schedule, mode in modes.items() if mode != usual]
+            shared.append(f"{_setting(name, usual)}, but {', '.join(others)}")
     return shared
 
 

@@ -63,7 +63,7 @@ _LEFT_IN, _RIGHT_IN, _HEAD_IN, _FOOT_IN, _ROW_IN, _TITLE_IN, _LINE_IN = 0.95, 0.
 _TEXT_PT = (8.0, 7.0, 6.0)
 _CORNER_PT = 6
 _MOST_NAMED = 8
-"""So many latencies are named each; of more, round ones are."""
+"""So many bandwidths, and latencies, are named each; of more, round ones are."""
 
 _KNEE: dict[str, Any] = {
     "linestyle": "none", "marker": "D", "markersize": 5, "markerfacecolor": "white", "markeredgecolor": "black",
@@ -268,8 +268,7 @@ def _axes(axes: Axes, bandwidths: Sequence[int], latencies: Sequence[int], cell_
     axes.set_ylim(0, len(latencies))
     across, up = [format_gbit(b) for b in bandwidths], [format_short(a) for a in latencies]
     need_in = max(text_width_pt(text, 8) for text in across) / PT + 0.08
-    every = ceil(need_in / cell_in[0])
-    if every > 1:
+    if len(across) > _MOST_NAMED or need_in > cell_in[0]:
         used = link_ticks([bandwidths[0] / GBIT_BYTES, bandwidths[-1] / GBIT_BYTES])
         axes.set_xticks([_across(x * GBIT_BYTES, bandwidths) for x in used], [f"{x:g}" for x in used])
     else:
