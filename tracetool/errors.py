@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 P = ParamSpec("P")
 T = TypeVar("T")
+Name = TypeVar("Name", bound=str)
 
 _flags: dict[str, str] = {}
 """What options are called where they are typed; none where Python is spoken."""
@@ -325,6 +326,24 @@ class UnknownName(TraceToolError):
         close = difflib.get_close_matches(name.lower(), names, n=2, cutoff=0.6)
         guess = f" Did you mean {' or '.join(repr(c) for c in close)}?" if close else ""
         super().__init__(f"no {kind} named {name!r}.{guess}", hint=hint or f"known: {', '.join(names)}")
+
+
+def named(kind: str, text: str, names: Iterable[Name]) -> Name:
+    """The one of some names that a text is.
+
+    Args:
+        kind: What they are names of.
+        text: The text.
+        names: Them.
+
+    Raises:
+        UnknownName: If it is none of them.
+    """
+    known = tuple(names)
+    for name in known:
+        if name == text:
+            return name
+    raise UnknownName(kind, text, known)
 
 
 class CheckFailed(TraceToolError):

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import msgspec
 
-from tracetool.errors import BadTopology, ScenarioError, UnknownName
+from tracetool.errors import BadTopology, ScenarioError, named
 from tracetool.network.collectives import ALGORITHMS, Algorithm
 from tracetool.network.placement import DIMENSIONS, Dimension, parse_dimension, place, read_placement, spread_over
 from tracetool.network.tiers import Network, SharedBy, Tier
@@ -130,9 +130,7 @@ class NetworkChoice:
         algorithms = dict(self.algorithms)
         for text in asked:
             name, is_pair, wanted = (part.strip() for part in text.rpartition("="))
-            algorithm = next((each for each in ALGORITHMS if each == wanted), None)
-            if algorithm is None:
-                raise UnknownName("algorithm of collectives", wanted, ALGORITHMS)
+            algorithm = named("algorithm of collectives", wanted, ALGORITHMS)
             algorithms |= dict.fromkeys([parse_dimension(name)] if is_pair else DIMENSIONS, algorithm)
         return replace(self, algorithms=algorithms)
 

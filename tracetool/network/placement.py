@@ -17,7 +17,7 @@ from functools import cached_property
 from itertools import pairwise, product
 from typing import TYPE_CHECKING, Literal, get_args
 
-from tracetool.errors import BadTopology, TraceToolError, UnknownName
+from tracetool.errors import BadTopology, TraceToolError, named
 from tracetool.units import format_ranks
 
 if TYPE_CHECKING:
@@ -262,10 +262,7 @@ def parse_dimension(text: str) -> Dimension:
     Raises:
         UnknownName: If there is none of this name.
     """
-    found = next((name for name in DIMENSIONS if name == text), None)
-    if found is None:
-        raise UnknownName("parallel dimension", text, DIMENSIONS)
-    return found
+    return named("parallel dimension", text, DIMENSIONS)
 
 
 def _check_inside(name: Dimension, wide: int, used: int, network: Network, tier: int) -> None:

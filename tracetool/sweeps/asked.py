@@ -12,7 +12,7 @@ from math import log2
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tracetool.errors import BadQuantity, Option, ScenarioError, UnknownName, checked
+from tracetool.errors import BadQuantity, Option, ScenarioError, checked, named
 from tracetool.model.topology import Topology
 from tracetool.network.file import NetworkChoice, read_network
 from tracetool.network.tiers import FIGURES
@@ -355,9 +355,7 @@ def _tier_axis(text: str, choice: NetworkChoice) -> list[tuple[str, Figure, floa
             f"{text!r} is no figure of a tier.", hint=f"write it as in {Option.TIER('dc.bandwidth=100..800Gbit/s')}"
         )
     choice.network.number(tier)
-    figure = next((figure for figure in FIGURES if figure == asked), None)
-    if figure is None:
-        raise UnknownName("figure of a tier", asked, FIGURES)
+    figure = named("figure of a tier", asked, FIGURES)
     if figure == "bandwidth":
         return [(tier, figure, value, f"{tier} {format_bits(value)}") for value in parse_bandwidths(values)]
     if figure == "latency":

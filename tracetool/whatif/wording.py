@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tracetool.costs.over_links import crossing_uses, places_of
-from tracetool.errors import BadTopology, Option, ScenarioError, UnknownName, checked
+from tracetool.errors import BadTopology, Option, ScenarioError, checked, named
 from tracetool.model.dc_map import parse_map, parse_table
 from tracetool.model.pipeline import P2P_MODES
 from tracetool.model.scenario import LINK_SHARINGS, Scenario
@@ -198,19 +198,12 @@ def unplaced_scenario(
         overlap_ratio=overlap_ratio,
         interference=interference,
         pipelines=pipelines_on_link,
-        link_sharing=_sharing(link_sharing),
+        link_sharing=named("way to share links", link_sharing, LINK_SHARINGS),
     )
 
 
 def _size(text: str | None) -> int | None:
     return None if text is None else parse_size_bytes(text)
-
-
-def _sharing(text: str) -> LinkSharing:
-    known = next((sharing for sharing in LINK_SHARINGS if sharing == text), None)
-    if known is None:
-        raise UnknownName("way to share links", text, LINK_SHARINGS)
-    return known
 
 
 def p2p_mode(text: str) -> P2PMode:
@@ -219,10 +212,7 @@ def p2p_mode(text: str) -> P2PMode:
     Raises:
         UnknownName: If there is none of this name.
     """
-    mode = next((mode for mode in P2P_MODES if mode == text), None)
-    if mode is None:
-        raise UnknownName("p2p mode", text, P2P_MODES)
-    return mode
+    return named("p2p mode", text, P2P_MODES)
 
 
 def offered_links(text: str, links: Sequence[Link]) -> tuple[tuple[Link, ...], tuple[Link, ...]]:
