@@ -2,9 +2,9 @@
 
     python sample_traces/trim_h100.py RECORDED_FOLDER STEP OUTPUT_FOLDER
 
-Kept: kernels, memory copies and their launches, the ops that launched them, autograd nodes and the ops they
-undo, cuts of the graph, communication records, annotations and allocator records of that step. Times keep
-their text, ids their values.
+Kept: kernels, memory copies and their launches, waits of the host, the ops that launched them, autograd nodes and
+the ops they undo, cuts of the graph, communication records, annotations and allocator records of that step. Times
+keep their text, ids their values.
 """
 
 from __future__ import annotations
@@ -35,6 +35,7 @@ COMM_ARGS = (
     "Global rank start", "Global rank stride",
 )  # fmt: skip
 
+SYNCHRONISATIONS = ("cudaDeviceSynchronize", "cudaStreamSynchronize")
 BACKWARD_OP = re.compile(r"Backward\d*$")
 
 
@@ -61,7 +62,7 @@ def trim(trace: dict[str, Any], step: int) -> dict[str, Any]:
 def _needed(event: dict[str, Any], launched: set[int], causes: set[int | None], undone: set[int | None]) -> bool:
     category, args = event.get("cat"), event.get("args", {})
     if category in LAUNCH:
-        return args.get("correlation") in launched
+        return args.get("correlation") in launched or event["name"] in SYNCHRONISATIONS
     if category == "cpu_op":
         return (
             event["name"].startswith("autograd::engine::evaluate_function")

@@ -16,7 +16,6 @@ from tracetool.reconstruction.capture.shifts import (
     agrees,
     find_shift,
     is_early,
-    least_lag_ns,
     meetings,
     rough_pairs,
     side_of,
@@ -179,17 +178,18 @@ def _shifts(
 ) -> dict[_Key, int | None]:
     """The shift of each queue; those that need none tell how far clocks are apart where nothing else does."""
     sides = {key: (_side(sends), _side(recvs)) for key, (sends, recvs) in queues.items()}
+    peers = _peers(queues)
+    least = {key: _least_lag_ns(sends, recvs, peers) for key, (sends, recvs) in queues.items()}
     clocks = RoughClocks(differences)
     shifts: dict[_Key, int | None] = {}
     lags: list[tuple[int, int, int]] = []
-    by_way: dict[tuple[int, int], list[tuple[RankOperations, RankOperations]]] = defaultdict(list)
-    for (_, src, dst), side in sides.items():
-        by_way[src, dst].append(side)
+    # By clocks that are the same, which some message each way shows: a receiver may fall behind buffered sends.
+    causal = {key[1:] for key, side in sides.items() if _is_causal(*side, least[key])}
     for key, (sends, recvs) in sorted(sides.items()):
-        back = by_way[key[2], key[1]]
-        if _needs_none(sends, recvs, clocks.ahead_ns(*key[1:])) or _causal_both_ways((sends, recvs), back):
+        is_causal = _is_causal(sends, recvs, least[key]) and (key[2], key[1]) in causal
+        if is_causal or _needs_none(sends, recvs, clocks.ahead_ns(*key[1:])):
             shifts[key] = 0
-            lag = least_lag_ns(sends, recvs)
+            lag = least[key]
             lags += [] if lag is None else [(*key[1:], lag)]
     clocks = RoughClocks({**rough_pairs(lags), **differences})
     cut = {
@@ -214,22 +214,38 @@ def _needs_none(sends: RankOperations, recvs: RankOperations, ahead_ns: int | No
     return sends.starts is None or recvs.starts is None or 2 * meetings(sends, recvs, 0, ahead_ns or 0) >= count
 
 
-def _causal_both_ways(
-    there: tuple[RankOperations, RankOperations], back: Sequence[tuple[RankOperations, RankOperations]]
-) -> bool:
-    """Whether both sides fit as they are by clocks that are the same, which some message each way shows them to be.
-
-    Sends that are buffered end without their receives, so that a receiver may fall behind by more than one of them.
-    """
-    return any(map(_is_causal, back)) and _is_causal(there)
-
-
-def _is_causal(way: tuple[RankOperations, RankOperations]) -> bool:
-    sends, recvs = way
+def _is_causal(sends: RankOperations, recvs: RankOperations, lag_ns: int | None) -> bool:
+    """Whether both sides fit as they are by clocks that are the same."""
     if len(sends.kinds) != len(recvs.kinds) or not agrees(sends, recvs, 0) or is_early(sends, recvs, 0, 0):
         return False
-    lag = least_lag_ns(sends, recvs)
-    return lag is not None and abs(lag) <= EARLY_NS
+    return lag_ns is not None and abs(lag_ns) <= EARLY_NS
+
+
+def _peers(queues: Mapping[_Key, tuple[list[P2POp], list[P2POp]]]) -> Mapping[tuple[int, int | None], set[int]]:
+    """With whom the operations of each batch are."""
+    peers: dict[tuple[int, int | None], set[int]] = defaultdict(set)
+    for op in (op for queue in queues.values() for ops in queue for op in ops):
+        peers[op.rank, op.batch].add(op.peer)
+    return peers
+
+
+def _least_lag_ns(
+    sends: Sequence[P2POp], recvs: Sequence[P2POp], peers: Mapping[tuple[int, int | None], set[int]]
+) -> int | None:
+    """The shortest distance from the end of a send to that of its receive, if both sides fit as they are.
+
+    A batch for several peers ends when the last of them is served, which says nothing of the others.
+    """
+    if len(sends) != len(recvs):
+        return None
+    lags = [
+        recv.end_ns - send.end_ns
+        for send, recv in zip(sends, recvs, strict=True)
+        if send.end_ns is not None
+        and recv.end_ns is not None
+        and all(op.batch is None or len(peers[op.rank, op.batch]) == 1 for op in (send, recv))
+    ]
+    return min(lags, default=None)
 
 
 def _side(ops: Sequence[P2POp]) -> RankOperations:

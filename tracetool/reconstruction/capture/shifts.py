@@ -258,13 +258,6 @@ class RoughClocks:
         return second[1] - first[1]
 
 
-def least_lag_ns(sends: RankOperations, recvs: RankOperations) -> int | None:
-    """The shortest distance from the end of a send to that of its receive; sides of equal length."""
-    if sends.ends is None or recvs.ends is None or not len(sends.ends):
-        return None
-    return int((recvs.ends - sends.ends).min())
-
-
 def rough_pairs(lags: Iterable[tuple[int, int, int]]) -> dict[tuple[int, int], int]:
     """How far clocks are ahead, by the shortest lag of messages (source, destination, lag) each way."""
     least: dict[tuple[int, int], int] = {}
