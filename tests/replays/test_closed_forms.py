@@ -13,8 +13,13 @@ from typing import TYPE_CHECKING
 import pytest
 from helpers.synthetic import pipeline, places, replayed, scenario, window_ns
 
-from tracetool.model.pipeline import P2P_MODES
+from tracetool.model.action import ActionKind
+from tracetool.model.pipeline import P2P_MODES, Launch, Pipeline
+from tracetool.model.scenario import Scenario
+from tracetool.model.schedule import PipelineShape
 from tracetool.model.timeline import measure
+from tracetool.replays import p2p_of, replay
+from tracetool.schedules import build_schedule
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -22,6 +27,7 @@ if TYPE_CHECKING:
     from tracetool.model.pipeline import P2PMode
 
 MS = 10**6
+FORWARD = ActionKind.FORWARD
 
 
 def ideal_ns(p: int, m: int, cycle_ns: int) -> int:
@@ -75,6 +81,31 @@ def test_window_and_bubble_over_free_transfers(p: int, schedule: str, mode: P2PM
         assert metrics.rank_compute_ns == (m * (f + b),) * p
         assert metrics.bubble_ns == (p - 1) * (f + b)
         assert metrics.bubble_ratio == pytest.approx((p - 1) / (m + p - 1), abs=1e-12)
+
+
+@pytest.mark.parametrize("mode", ["grouped", "per-edge", "posted-ahead"])
+@pytest.mark.parametrize(("p", "v"), [(2, 2), (3, 2), (4, 2), (4, 3), (8, 2), (8, 4)])
+def test_interleaved_window_over_free_transfers(p: int, v: int, mode: P2PMode) -> None:
+    """Window (m + (p-1)/v)(f+b), f and b those of a whole rank: arXiv 2104.04473; Megatron's batches reach it too."""
+    for m, buffered in product((p, 2 * p, 5 * p), (False, True)):
+        stages = pipeline(p * v, m, 3, 5)
+        measured = Pipeline(
+            stages.stages, stages.ranks[:p], build_schedule("interleaved", PipelineShape(p, m, v)), "grouped", step=0,
+            buffered=buffered,
+        )  # fmt: skip
+        done = replay(measured, measured.observed, scenario(p2p=mode))
+        assert measure(done.timeline).window_ns == (m * v + p - 1) * (3 + 5)
+
+
+@pytest.mark.parametrize(("p", "mode"), [(2, "per-edge"), (3, "grouped"), (8, "grouped")])
+def test_interleaved_stages_of_megatron_are_batched_where_it_allows_that(p: int, mode: P2PMode) -> None:
+    """Its ``arguments.py``: of two ranks, interleaved stages demand ``overlap_p2p_comm``."""
+    plain = pipeline(p, 2 * p, 3, 5)
+    waiting = replace(plain, stages=tuple(replace(s, launches={FORWARD: Launch(1, 1, 1, 1)}) for s in plain.stages))
+    order = build_schedule("interleaved", PipelineShape(p, 2 * p, 2))
+    assert p2p_of(order, waiting, Scenario()) == mode
+    assert p2p_of(order, plain, Scenario()) == "in-order"  # torch's runtime
+    assert p2p_of(build_schedule("zb-h1", PipelineShape(p, 2 * p)), waiting, Scenario()) == "in-order"
 
 
 @pytest.mark.parametrize("mode", P2P_MODES)

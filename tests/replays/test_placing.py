@@ -16,6 +16,8 @@ from tracetool.replays.placing import other_turns
 from tracetool.schedules import build_schedule
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from helpers.programs import Program
 
     from tracetool.model.schedule import Schedule
@@ -71,12 +73,73 @@ def test_one_by_one(schedule: Schedule) -> None:
     assert build_program(schedule, "posted-ahead") == expected
 
 
+def in_megatrons_batches(units: list[Unit], flow: Dataflow, warm_up: int) -> list[object]:
+    """``forward_backward_pipelining_with_interleaving`` of megatron-core 0.19 without ``overlap_p2p_comm``.
+
+    One call exchanges all between two forwards of the warm-up, around each forward and backward, and between two
+    backwards of the cool-down; ``recv_backward`` alone opens the last where all forwards were warm-up.
+    """
+    actions = [action for unit in units for action in unit]
+    forwards = len(actions) // 2
+    warm_up = min(warm_up, forwards)
+    steady = 2 * (forwards - warm_up)
+    turns = [[a] for a in actions[:warm_up]]
+    turns += [actions[at : at + 2] for at in range(warm_up, warm_up + steady, 2)]
+    turns += [[a] for a in actions[warm_up + steady :]]
+    program: list[object] = []
+    for number, (before, after) in enumerate(zip([[], *turns], [*turns, []], strict=True)):
+        sends = tuple(m for a in before if (m := flow.makes(a)) is not None and m in flow.sent((a,)))
+        recvs = tuple(m for a in after if (m := flow.needs(a)) is not None and m in flow.received((a,)))
+        if not after or (not steady and number == warm_up):
+            program += [*(Post((m,), ()) for m in sends), *(Post((), (m,)) for m in recvs)]
+        elif sends or recvs:
+            program.append(Post(sends, recvs))
+        program += after
+    return program
+
+
+def _as_sets(programs: Sequence[Sequence[object]]) -> list[list[object]]:
+    """What a batch holds has no order."""
+    return [[(set(i.sends), set(i.recvs)) if isinstance(i, Post) else i for i in program] for program in programs]
+
+
+def _group_of(schedule: Schedule) -> int | None:
+    """Which groups of microbatches interleaved stages take in turn, if the order is that of interleaved stages."""
+    shape = schedule.shape
+    if shape.chunks == 1 or shape.placement != "loop":
+        return None
+    leading = next((at for at, a in enumerate(schedule.orders[0]) if a.stage), shape.microbatches)
+    warm_ups = [2 * (shape.ranks - rank - 1) + (shape.chunks - 1) * leading for rank in range(shape.ranks)]
+    forwards = shape.microbatches * shape.chunks
+    for order, warm_up in zip(schedule.orders, warm_ups, strict=True):
+        kinds = "".join(action.kind.value for action in order)
+        ahead = min(warm_up, forwards)
+        if kinds != "F" * ahead + "FB" * (forwards - ahead) + "B" * ahead:
+            return None
+    return leading
+
+
 @quick
 @given(schedules())
 def test_in_batches(schedule: Schedule) -> None:
-    flow = Dataflow(schedule)
+    flow, shape, group = Dataflow(schedule), schedule.shape, _group_of(schedule)
     expected = [in_batches(schedule.units(rank), flow) for rank in range(len(schedule.orders))]
-    assert build_program(schedule, "grouped") == expected
+    if group is not None:
+        expected = [
+            in_megatrons_batches(schedule.units(r), flow, 2 * (shape.ranks - r - 1) + (shape.chunks - 1) * group)
+            for r in range(shape.ranks)
+        ]
+    assert _as_sets(build_program(schedule, "grouped")) == _as_sets(expected)
+
+
+@pytest.mark.parametrize(("p", "v", "m"), [(2, 2, 2), (4, 2, 4), (4, 2, 8), (4, 3, 8), (3, 2, 9)])
+def test_interleaved_stages_are_batched_as_in_megatron(p: int, v: int, m: int) -> None:
+    schedule = build_schedule("interleaved", PipelineShape(p, m, v))
+    group = _group_of(schedule)
+    assert group is not None
+    flow = Dataflow(schedule)
+    expected = [in_megatrons_batches(schedule.units(r), flow, 2 * (p - r - 1) + (v - 1) * group) for r in range(p)]
+    assert _as_sets(build_program(schedule, "grouped")) == _as_sets(expected)
 
 
 def one_at_a_time(

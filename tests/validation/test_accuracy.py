@@ -31,6 +31,8 @@ IN_TABLES = (
     ("h200-pp2", "over links"),
     ("deepspeed", "all"),
     ("fsdp", "all"),
+    ("three-dcs", "all"),
+    ("megatron-vpp2", "all"),
 )
 
 

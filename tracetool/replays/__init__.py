@@ -50,11 +50,17 @@ def p2p_of(schedule: Schedule, pipeline: Pipeline, scenario: Scenario) -> P2PMod
     """The p2p mode of a replay: what the scenario says, else what the trace shows.
 
     A schedule made for non-blocking transfers cannot run in the transfers of a ``grouped`` or ``blocking`` trace: its
-    operations are issued one by one there, on the one communicator that the trace shows.
+    operations are issued one by one there, on the one communicator that the trace shows. Megatron, told by hosts that
+    wait for their devices, runs interleaved stages in batches as well; of two ranks it demands ``overlap_p2p_comm``,
+    for both neighbours are one rank whose messages a batch would mix up (its ``arguments.py``).
     """
     if scenario.p2p is not None:
         return scenario.p2p
-    return "in-order" if pipeline.p2p in BLOCKING and not schedule.blocking else pipeline.p2p
+    if pipeline.p2p not in BLOCKING or schedule.blocking:
+        return pipeline.p2p
+    if schedule.batched and pipeline.p2p == "grouped" and pipeline.hosts_wait:
+        return "grouped" if schedule.shape.ranks > 2 else "per-edge"
+    return "in-order"
 
 
 @checked

@@ -3,7 +3,9 @@
 The p2p modes differ here and in what a post waits for (``graph``):
 
 * ``grouped``: between a forward and a backward, the send of the one and the receive for the other are one
-  batch; compute waits until the batch has ended. As in Megatron and torch's ``Schedule1F1B``.
+  batch; compute waits until the batch has ended. As in Megatron and torch's ``Schedule1F1B``. Where stages are
+  interleaved, all between two computes of the warm-up or the cool-down is one batch, and all around a forward and the
+  backward after it (Megatron's ``send_forward_backward_recv_forward_backward``).
 * ``blocking``: likewise, but every operation alone: ahead of a forward the send, then the receive, ahead of a
   backward mostly the other way round. As in DeepSpeed's pipeline engine (its ``TrainSchedule``).
 * ``in-order``: every operation alone. A send follows its compute; the sender's turn also fixes when the
@@ -21,7 +23,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from tracetool.errors import ScheduleDeadlock
-from tracetool.replays.flow import BACKWARD, INPUT, WEIGHT, WHOLE_WEIGHT
+from tracetool.replays.flow import BACKWARD, FORWARD, INPUT, WEIGHT, WHOLE_WEIGHT
 
 if TYPE_CHECKING:
     from tracetool.model.pipeline import P2PMode
@@ -112,37 +114,42 @@ def _grouped(flow: Flow) -> Placed:
     """
     import numpy as np
 
-    opens = np.unique(flow.opens)  # the units
-    unit = np.searchsorted(opens, flow.opens)
-    is_pair = flow.closes[opens] != opens
+    is_interleaved, unit_opens, unit_closes = _batch_units(flow)
+    opens = np.unique(unit_opens)
+    unit = np.searchsorted(opens, unit_opens)
+    is_pair = unit_closes[opens] != opens
     does_send, does_receive = flow.is_remote(flow.made), flow.is_remote(flow.needed)
     sends, recvs = (
         np.bincount(unit[does_send], minlength=len(opens)),
         np.bincount(unit[does_receive], minlength=len(opens)),
     )
-    begins_rank, ends_rank = (np.isin(opens, flow.first), np.isin(flow.closes[opens] + 1, flow.first))
+    begins_rank, ends_rank = (np.isin(opens, flow.first), np.isin(unit_closes[opens] + 1, flow.first))
     ahead = np.where(begins_rank, 0, np.append(0, sends[:-1]))  # what the unit before on the rank sends
     sends_gradient, receives_gradient = (
-        flow.is_gradient(messages[np.where(does[opens], opens, flow.closes[opens])])
+        flow.is_gradient(messages[np.where(does[opens], opens, unit_closes[opens])])
         for messages, does in ((flow.made, does_send), (flow.needed, does_receive))
     )
     differs = np.append(False, sends_gradient[:-1] != receives_gradient[1:]) | is_pair | np.append(False, is_pair[:-1])
     is_joined = (ahead > 0) & (recvs > 0) & differs
+    if is_interleaved:  # but where all forwards are warm-up: then the first gradient is received by itself
+        alone = ~is_pair & (flow.kind[opens] == BACKWARD)
+        turns = alone & np.append(False, ~is_pair[:-1] & (flow.kind[opens[:-1]] == FORWARD))
+        is_joined = (ahead + recvs > 0) & ~turns
     posts = np.where(is_joined, 1, ahead + recvs)
     after = np.where(ends_rank, sends, 0)
     sizes = posts + 1 + is_pair + after
     start = np.cumsum(sizes) - sizes
 
-    compute_at = (start + posts)[unit] + (flow.opens != np.arange(len(unit)))
+    compute_at = (start + posts)[unit] + (unit_opens != np.arange(len(unit)))
     action = np.full(int(sizes.sum()), -1, np.int32)
     action[compute_at] = np.arange(len(unit))
     send_at, recv_at = np.full(flow.messages, -1, np.int32), np.full(flow.messages, -1, np.int32)
     senders, receivers = np.flatnonzero(does_send), np.flatnonzero(does_receive)
     follows = np.append(start, 0)[unit + 1]  # the posts ahead of the next unit
     joined_next = np.append(is_joined, False)[unit + 1]
-    alone = np.where(ends_rank[unit], compute_at[flow.closes] + 1, follows) + _second(flow, does_send)
+    alone = np.where(ends_rank[unit], compute_at[unit_closes] + 1, follows) + _second(unit_opens, does_send)
     send_at[flow.made[senders]] = np.where(joined_next & ~ends_rank[unit], follows, alone)[senders]
-    alone = (start + ahead)[unit] + _second(flow, does_receive)
+    alone = (start + ahead)[unit] + _second(unit_opens, does_receive)
     recv_at[flow.needed[receivers]] = np.where(is_joined[unit], start[unit], alone)[receivers]
     return Placed(np.repeat(flow.rank[opens], sizes), action, send_at, recv_at)
 
@@ -174,12 +181,39 @@ def _blocking(flow: Flow) -> Placed:
     return _decoded(flow, program)
 
 
-def _second(flow: Flow, does: Bools) -> Bools:
+def _second(opens: Int32s, does: Bools) -> Bools:
     """Which actions come second in a unit whose first one does it as well."""
     import numpy as np
 
-    is_second: Bools = (flow.opens != np.arange(len(does))) & does[flow.opens]
+    is_second: Bools = (opens != np.arange(len(does))) & does[opens]
     return is_second
+
+
+def _batch_units(flow: Flow) -> tuple[bool, Int32s, Int32s]:
+    """Whether stages are interleaved as Megatron does it, and per action what its unit of a batch begins and ends with.
+
+    There each forward behind the warm-up and the backward that follows it are one unit.
+    """
+    import numpy as np
+
+    shape = flow.schedule.shape
+    if shape.chunks == 1 or shape.placement != "loop" or flow.schedule.overlaps:
+        return False, flow.opens, flow.closes
+    opens, closes = flow.opens.copy(), flow.closes.copy()
+    forwards = shape.microbatches * shape.chunks
+    group = int(np.argmax(np.append(flow.stage[:forwards] != 0, True)))  # forwards through a chunk before the next one
+    for rank, (begin, end) in enumerate(pairwise(flow.first.tolist())):
+        ahead = np.flatnonzero(flow.kind[begin:end] == FORWARD)
+        warm_up = 2 * (shape.ranks - rank - 1) + (shape.chunks - 1) * group
+        steady = np.arange(max(0, forwards - warm_up), dtype=np.int32)
+        in_turn = np.append(np.arange(min(warm_up, forwards)), warm_up + 2 * steady)
+        is_whole = np.isin(flow.kind[begin:end], (FORWARD, BACKWARD)).all() and end - begin == 2 * forwards
+        if not is_whole or not np.array_equal(ahead, in_turn):
+            return False, flow.opens, flow.closes
+        pairs = begin + warm_up + 2 * steady
+        opens[pairs + 1] = pairs
+        closes[pairs] = pairs + 1
+    return True, opens, closes
 
 
 def _one_by_one(flow: Flow) -> Placed:

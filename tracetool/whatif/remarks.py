@@ -145,7 +145,7 @@ def transfer_remarks(pipeline: Pipeline, done: Replayed, metrics: Metrics, scena
         )
     if done.p2p == "posted-ahead" != pipeline.p2p:
         remarks.add(NoticeCode.POSTED_AHEAD, f"receives posted ahead take {POSTED_AHEAD_NEEDS}")
-    if schedule.blocking or not scenario.topology.links:
+    if schedule.blocking or not (scenario.topology.links or done.p2p == "grouped"):
         return remarks
     shortest_ns = metrics.step_ns
     for mode, (how, needs) in _LESS_WAITING.items():

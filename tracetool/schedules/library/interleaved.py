@@ -26,7 +26,7 @@ def build(shape: PipelineShape, options: ScheduleOptions) -> Schedule:
     group = torch_group("interleaved", shape) if options.group is None else _megatron_group(shape, options.group)
     turns = rounds_of(shape, group)
     orders = tuple(_order(rank, shape, group, turns) for rank in range(shape.ranks))
-    return Schedule("interleaved", shape, orders, blocking=False)
+    return Schedule("interleaved", shape, orders, blocking=False, batched=True)
 
 
 def _megatron_group(shape: PipelineShape, group: int) -> int:
