@@ -66,6 +66,18 @@ def test_members_are_those_that_the_standard_library_finds(kind: int, packed: st
         assert _all(path, name) == (content, None)
 
 
+@pytest.mark.parametrize("packed", PACKED)
+def test_blocks_are_full_but_the_last_one(packed: str, tmp_path: Path) -> None:
+    """What is compressed comes in parts of any length; who works on blocks pays for each of them."""
+    text = random.Random(1).randbytes(3_000) * 1_000  # noqa: S311 - no secret
+    path = tmp_path / f"x{packed}"
+    path.write_bytes(PACKED[packed](text))
+    for size in (1 << 16, 1 << 20, 1 << 22):
+        blocks = list(ByteStream(path).blocks(size))
+        assert b"".join(blocks) == text
+        assert {len(block) for block in blocks[:-1]} <= {size}
+
+
 def test_only_regular_files_are_members(tmp_path: Path) -> None:
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w") as archive:

@@ -213,9 +213,26 @@ class _Gunzip:
         self._error: str | None = None
 
     def read(self, size: int, /) -> bytes:
-        while True:
-            if self._error is not None:
-                raise EOFError(self._error)
+        # What is inflated comes in short parts, and a short block costs its reader as much as a long one.
+        parts: list[bytes] = []
+        wanted = size
+        while wanted and self._error is None:
+            try:
+                part = self._part(wanted)
+            except _BROKEN as error:
+                self._error = str(error) or type(error).__name__
+                break
+            if not part:
+                break
+            parts.append(part)
+            wanted -= len(part)
+        if self._error is not None and not parts:
+            raise EOFError(self._error)
+        return b"".join(parts)
+
+    def _part(self, size: int) -> bytes:
+        """What comes next, at most ``size``; empty at the end, or once it is known what broke."""
+        while self._error is None:
             if self._at == len(self._text):
                 self._text, self._at = self._raw.read(_BLOCK), 0
             if self._inside.eof and not self._next_member():
@@ -231,6 +248,7 @@ class _Gunzip:
             self._at += len(part) - len(left)
             if inflated:
                 return inflated
+        return b""
 
     def _inflated(self, part: bytes, size: int) -> bytes:
         before = self._inside.copy() if self._zlib is zlib else None

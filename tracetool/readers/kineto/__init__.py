@@ -78,7 +78,7 @@ def record_unread(report: SourceReport) -> None:
 
 
 _HEAD_BYTES = 1 << 16
-_HEAD_BYTES = 1 << 24
+_LONG_HEAD_BYTES = 1 << 24
 # Each of them is looked up from the beginning of the archive.
 _MOST_IN_ARCHIVE = 4096
 _EVENTS = re.compile(rb'"traceEvents"\s*:\s*\[')
@@ -109,7 +109,12 @@ class KinetoReader:
         claim = Claim()
         for file in files:
             if not is_archive(file):
-                head = ByteStream(file).head(_HEAD_BYTES)
+                stream = ByteStream(file)
+                head = stream.head(_HEAD_BYTES)
+                if _is_plainly_trace(head):
+                    claim.sources.append(Source(self.name, file, (file,)))
+                    continue
+                head = stream.head(_LONG_HEAD_BYTES)
                 if _EXPORTED.match(head):
                     claim.left.append(Left(file, "timelines that tracetool exported for Perfetto, no recording"))
                 elif _is_legacy(head):
@@ -120,12 +125,12 @@ class KinetoReader:
                     claim.failed.append(
                         Left(file, f"{file} is a list of whole traces: write each rank's to a file of its own")
                     )
-                elif _is_trace(head, file):
+                elif _is_trace(head):
                     claim.sources.append(Source(self.name, file, (file,)))
                 continue
             archive = Archive(file)
             traces: dict[str, bool] = {}
-            for name, head in archive.heads(_HEAD_BYTES):
+            for name, head in archive.heads(_LONG_HEAD_BYTES):
                 traces[name] = _is_trace(head)
             taken = [name for name, is_trace in traces.items() if is_trace]
             claim.sources += [Source(self.name, file, (file,), member=n) for n in taken[:_MOST_IN_ARCHIVE]]
@@ -228,7 +233,14 @@ def _is_legacy(head: bytes) -> bool:
     return _LIST.match(head) is not None and b'"cat"' not in head and _LEGACY.search(head) is not None
 
 
-def _is_trace(head: bytes, file: Path | None = None) -> bool:
+def _is_plainly_trace(head: bytes) -> bool:
+    """Whether the beginning of a file is enough to know that it is a trace, whatever follows."""
+    if _OBJECT.match(head) is None or _EVENT.match(head) or _EXPORTED.match(head):
+        return False
+    return any(mark in head for mark in _HEAD_MARKS)
+
+
+def _is_trace(head: bytes) -> bool:
     if _LIST.match(head):
         return any(mark in head for mark in _LIST_MARKS)
     if not _OBJECT.match(head) or _EVENT.match(head):
@@ -236,23 +248,19 @@ def _is_trace(head: bytes, file: Path | None = None) -> bool:
         return b"\0" not in head and len(_EVENT.findall(head)) > 1 and any(mark in head for mark in _LIST_MARKS)
     if any(mark in head for mark in _HEAD_MARKS) or _EVENTS.search(head) is not None:
         return True
-    stop = walk(head, opening(head) or 0).stop
-    if stop is Stop.EVENTS:  # its key may be written with escapes
-        return True
-    if file is None or len(head) < _HEAD_BYTES or stop is not Stop.CUT:
-        return False
-    # A long value of another key may stand before the events.
-    return beginning(ByteStream(file).head(_HEAD_BYTES), 0, is_sound=True, is_all=True).at is not None
+    # Its key may be written with escapes.
+    return walk(head, opening(head) or 0).stop is Stop.EVENTS
 
 
 def _around(source: Source) -> dict[str, Any]:
     stream = ByteStream(source.path, source.member)
     head = stream.head(_HEAD_BYTES)
-    at = beginning(head, 0, is_sound=True, is_all=True).at
-    if at is None:
-        head = stream.head(_HEAD_BYTES)
-        at = beginning(head, 0, is_sound=True, is_all=True).at
-    facts = head_facts(head[:at], _KEYS) if at is not None else {}
+    start = beginning(head, 0, is_sound=True, is_all=True)
+    if not start.is_member:
+        # A long value of another key may stand before the events.
+        head = stream.head(_LONG_HEAD_BYTES)
+        start = beginning(head, 0, is_sound=True, is_all=True)
+    facts = head_facts(head[: start.at], _KEYS) if start.at is not None else {}
     if "distributedInfo" not in facts or "baseTimeNanoseconds" not in facts:
         # Old writers, and traces made on demand, have it after the events.
         facts = tail_facts(tail_of(source.path, stream), _KEYS) | facts
