@@ -2,25 +2,31 @@
 
 from __future__ import annotations
 
+import gzip
 import re
 from collections import Counter
 from pathlib import Path
 from shutil import copytree
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from helpers.recorded import SAMPLES, derived, h100
 from helpers.renumbered import write_renumbered
 
-from tracetool.ingestion import ingest
+from tracetool.ingestion import discover, ingest
 from tracetool.ingestion.runs import derive
+from tracetool.readers.files import ByteStream
 from tracetool.reconstruction import Reconstruction, reconstruct
 from tracetool.reconstruction.capture import Account, clock_pairs
 from tracetool.reconstruction.capture.survey import survey_run
+from tracetool.reports.recording.summary import run_summary
 from tracetool.store import query as store_query
 from tracetool.store import run as store_run
 from tracetool.store.query import Lens
 from tracetool.store.run import Run
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 ONE = SAMPLES / "h100-1f1b"
 AHEAD_NS = {5: 40_000_000, 9: -3_000_000}
@@ -106,6 +112,53 @@ def test_a_question_of_one_pipeline_opens_the_files_of_its_ranks(three: Run, mon
     assert {name for name in opened if name.startswith("events/")} == {
         f"events/source-{number:05d}.parquet" for number in range(4, 8)
     }
+
+
+def test_who_a_trace_is_of_is_known_by_the_beginning_of_its_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Bytes of text that are inflated to discover a rank: 64 KiB for each reader that asks, of its 2 MB."""
+    traces = write_renumbered(ONE, tmp_path / "traces", 2)
+    given: Counter[str] = Counter()
+    before = ByteStream.blocks
+
+    def blocks(self: ByteStream, size: int) -> Iterator[bytes]:
+        for block in before(self, size):
+            given[self.name] += len(block)
+            yield block
+
+    monkeypatch.setattr(ByteStream, "blocks", blocks)
+    found = discover([traces])
+    assert [item.rank for item in found.sources] == list(range(8))
+    assert set(given) == {str(item.source.path) for item in found.sources}
+    assert max(given.values()) <= 6 * (1 << 16)
+    assert len(gzip.decompress((traces / "rank5.json.gz").read_bytes())) > 2_000_000
+    # A group that several ranks list is kept once.
+    assert len({id(group) for item in found.sources for group in item.identity.groups}) == len(
+        {group for item in found.sources for group in item.identity.groups}
+    )
+
+
+def test_a_summary_goes_through_large_tables_once(three: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """But for what of collectives lies in actions, for which only files of the ranks that have actions are opened."""
+    asked: list[tuple[Run, str]] = []
+    before = Lens._statement
+
+    def statement(self: Lens, sql: str) -> object:
+        assert isinstance(self, Run)
+        asked.append((self, sql))
+        return before(self, sql)
+
+    monkeypatch.setattr(store_run, "_WORTH_FILES", 1)
+    monkeypatch.setattr(Lens, "_statement", statement)
+    summary = run_summary(run := Run(three.path))
+    of_all = Counter(re.findall(r"FROM (\w+)", "\n".join(sql for one, sql in asked if one is run)))
+    assert [of_all[table] for table in ("events", "comms", "memory")] == [2, 1, 1], "events: rows, and whether any is"
+    (narrowed,) = {id(one): one for one, sql in asked if "overlap_by_layer" in sql}.values()
+    assert re.findall(r"/events/source-(\d+)", narrowed.sources["events"]) == [f"{n:05d}" for n in range(4)]
+    assert summary["kernels"] == three.rows("SELECT count(*) FROM events WHERE category = 'kernel'")[0][0]
+    monkeypatch.setattr(store_run, "_WORTH_FILES", 1 << 20)
+    assert summary == run_summary(Run(three.path))
 
 
 def test_clocks_of_many_ranks_are_those_of_few(monkeypatch: pytest.MonkeyPatch) -> None:

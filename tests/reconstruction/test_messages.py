@@ -120,7 +120,9 @@ def test_clocks_that_are_seconds_apart_do_not_keep_whole_captures_from_matching(
 def test_captures_of_other_spans_on_every_rank_are_matched_as_before_or_not_at_all(name: str, ahead_ns: int) -> None:
     """Each rank keeps a span of its own, some clocks are ahead: no message and no collective meets another one."""
     run = h100(name)
-    rows = run.rows(COLLECTIVES_SQL)
+    rows = [
+        (*op, group, tuple(ranks)) for group, ranks, *ops in run.rows(COLLECTIVES_SQL) for op in zip(*ops, strict=True)
+    ]
     ops = read_p2p(run)
     collectives = find_collectives(run, Account())
     numbers = {(op.rank, op.position): n for n, c in enumerate(collectives) for op in c.ops}
@@ -155,10 +157,13 @@ def _place(op: P2POp) -> tuple[int, int]:
 
 
 class _Rows:
-    """A Run that answers every query with the same rows."""
+    """A Run that answers every query with the same operations, those of a group together."""
 
     def __init__(self, rows: list[tuple[object, ...]]) -> None:
-        self._rows = rows
+        of_group: dict[tuple[object, ...], list[tuple[object, ...]]] = {}
+        for *op, group, group_ranks in rows:
+            of_group.setdefault((group, group_ranks), []).append(tuple(op))
+        self._rows = [(*key, *zip(*ops, strict=True)) for key, ops in of_group.items()]
         self.manifest: dict[str, object] = {}
 
     def rows(self, _sql: str) -> list[tuple[object, ...]]:

@@ -163,7 +163,7 @@ def _observed_lines(pipeline: ObservedPipelineInfo, run: Run) -> list[str]:
         return _pipeline_lines(pipeline, [], [])
     warnings = [f"  warning: {note}" for note in own_notes(run, *_DISTORTING)]
     took, order, peak = "not measured", None, None
-    for row in run.query(_OBSERVED_SQL).rows(named=True):
+    for row in run.records(_OBSERVED_SQL):
         marked = marked_text(row["step_ns"], row["marked_ns"] or 0)
         took = f"{format_duration(row['step_ns'])}{marked and f' ({marked})'}, bubble {row['bubble_ratio']:.1%}"
         took += f" of the pipeline's {format_duration(row['window_ns'])}"

@@ -14,7 +14,7 @@ import xxhash
 
 from tracetool.errors import DuplicateRank, IngestError, MalformedTrace, MissingRank, Option, UnknownFormat
 from tracetool.ingestion.walk import walk, why_unknown
-from tracetool.readers import READERS, UNRANKED, Identity, Left, Source, Splitter
+from tracetool.readers import READERS, UNRANKED, Group, Identity, Left, Source, Splitter
 from tracetool.store import is_local
 
 if TYPE_CHECKING:
@@ -106,6 +106,7 @@ def discover(
     files, named = walk(paths, result.failed, result.left)
     taken: set[Path] = set()
     identified: list[tuple[Source, str, Identity]] = []
+    groups: dict[Group, Group] = {}
     for name in READERS.names():
         reader = READERS.get(name)
         finding = reader.find([f for f in files if f not in taken and (is_local(f) or name in _STREAMING)])
@@ -114,7 +115,10 @@ def discover(
         for source in finding.sources:
             taken.update(source.files)
             try:
-                identified.append((source, name, reader.identify(source)))
+                identity = reader.identify(source)
+                # Each of many ranks lists all of them: one list of each group is kept.
+                shared = tuple(groups.setdefault(group, group) for group in identity.groups)
+                identified.append((source, name, replace(identity, groups=shared)))
             except MalformedTrace as error:
                 result.failed.append(Left(source.path, error.message))
             except OSError as error:

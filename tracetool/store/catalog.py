@@ -64,7 +64,9 @@ class Catalog(Lens):
     @cached_property
     def connection(self) -> duckdb.DuckDBPyConnection:
         """An in-memory DuckDB with a schema per Run; queries reach no files beyond the Runs and change nothing."""
-        connection = connect([run.path for run in self.runs.values()])
+        connection = connect(
+            [run.path for run in self.runs.values()], sum(run.size_bytes for run in self.runs.values())
+        )
         for name, run in self.runs.items():
             connection.execute(f'CREATE SCHEMA "{name}"')
             connection.execute(f"SET schema = '{name}'")

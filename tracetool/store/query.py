@@ -35,11 +35,12 @@ _QUERY_MEMORY = "1GB"
 _SMALL_BYTES = 32_000_000
 
 
-def connect(folders: Sequence[Path]) -> duckdb.DuckDBPyConnection:
+def connect(folders: Sequence[Path], size_bytes: int) -> duckdb.DuckDBPyConnection:
     """An in-memory DuckDB that reaches no file but those of some folders; ``seal`` takes the rest away.
 
     Args:
         folders: Those of the Runs to read.
+        size_bytes: Of the files in them that may be asked for.
     """
     import duckdb
 
@@ -47,7 +48,7 @@ def connect(folders: Sequence[Path]) -> duckdb.DuckDBPyConnection:
     connection.execute("SET python_enable_replacements = false")
     connection.execute("SET enable_progress_bar = false")
     connection.execute(f"SET memory_limit = '{_QUERY_MEMORY}'")
-    if all(map(is_local, folders)) and sum(map(_size_bytes, folders)) < _SMALL_BYTES:
+    if all(map(is_local, folders)) and size_bytes < _SMALL_BYTES:
         # Threads cost more than they bring on small tables, most of all beside other processes.
         connection.execute("SET threads = 1")
     else:
@@ -60,10 +61,6 @@ def connect(folders: Sequence[Path]) -> duckdb.DuckDBPyConnection:
     connection.execute("SET enable_external_access = false")
     connection.execute(sql_text("macros"))
     return connection
-
-
-def _size_bytes(folder: Path) -> int:
-    return sum(file.stat().st_size for file in folder.glob("*/*.parquet"))
 
 
 def seal(connection: duckdb.DuckDBPyConnection) -> None:

@@ -197,13 +197,21 @@ class Run(Lens):
     def __repr__(self) -> str:
         return f"<Run {self.name}>"
 
+    @property
+    def size_bytes(self) -> int:
+        """Of the files that questions of it open."""
+        return sum(
+            size for name, size in self._sizes.items()
+            if name in self._narrowed.get(name.partition("/")[0], (name,))
+        )  # fmt: skip
+
     @cached_property
     def connection(self) -> duckdb.DuckDBPyConnection:
         """An in-memory DuckDB with one view per table and the views of ``sql/``.
 
         Queries can reach neither files nor the network, and nothing they do changes the Run.
         """
-        connection = connect([self.path])
+        connection = connect([self.path], self.size_bytes)
         make_views(connection, self.sources)
         seal(connection)
         return connection
@@ -273,7 +281,7 @@ class Run(Lens):
         wanted = set(ranks)
         whole = {WHOLE} | {
             source_part(source)
-            for source, rank in zip(*self.table("sources", ["source", "rank"]).to_pydict().values(), strict=True)
+            for source, rank in self.rows("SELECT source, rank FROM sources")
             if rank is None or rank in wanted
         }
         narrowed: dict[str, list[str]] = defaultdict(list)

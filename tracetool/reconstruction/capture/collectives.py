@@ -78,11 +78,14 @@ class Collective(NamedTuple):
         return not self.may_lack and {op.rank for op in self.ops} == set(self.group_ranks)
 
 
+# A group lists its ranks in each of its operations, as many as the job may have: they are read once.
 COLLECTIVES_SQL = """
-SELECT rank, position, operation, payload_bytes, start_ns, end_ns, "group", group_ranks
+SELECT "group", group_ranks, list(rank ORDER BY rank, position), list(position ORDER BY rank, position),
+       list(operation ORDER BY rank, position), list(payload_bytes ORDER BY rank, position),
+       list(start_ns ORDER BY rank, position), list(end_ns ORDER BY rank, position)
 FROM comms
 WHERE operation NOT IN ('send', 'recv', 'exchange') AND start_ns IS NOT NULL AND end_ns IS NOT NULL
-ORDER BY rank, position
+GROUP BY "group", group_ranks
 """
 
 
@@ -93,8 +96,10 @@ def find_collectives(run: Run, account: Account) -> list[Collective]:
     the shift is searched at which operations, sizes and ends agree; more than one such shift is no match.
     """
     sides: dict[tuple[str, tuple[int, ...]], dict[int, list[CollectiveOp]]] = defaultdict(lambda: defaultdict(list))
-    for *op, group, group_ranks in run.rows(COLLECTIVES_SQL):
-        sides[group, tuple(group_ranks)][op[0]].append(CollectiveOp(*op))
+    for group, group_ranks, *columns in run.rows(COLLECTIVES_SQL):
+        of_rank = sides[group, tuple(group_ranks)]
+        for op in map(CollectiveOp._make, zip(*columns, strict=True)):
+            of_rank[op.rank].append(op)
     collectives: list[Collective] = []
     sizes: dict[str, int] = run.manifest.get("group_sizes", {})
     some_missing = bool(run.manifest.get("missing_ranks"))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from tracetool.model.notice import NoticeCode
@@ -66,6 +65,13 @@ def spans_context(description: str) -> bool:
     return description.strip().lower().removeprefix("mesh_") in _WITH_CONTEXT
 
 
+# A group lists its ranks in each of its operations: they are read once.
+_USERS_SQL = """
+SELECT "group", coalesce(group_ranks, []) AS ranks, list(DISTINCT rank ORDER BY rank) AS users
+FROM comms GROUP BY ALL ORDER BY users[1], "group", ranks
+"""
+
+
 def read_groups(run: Run, account: Account | None = None) -> list[ProcessGroup]:
     """All process groups that the trace lists or uses, with full lists of ranks.
 
@@ -75,9 +81,9 @@ def read_groups(run: Run, account: Account | None = None) -> list[ProcessGroup]:
     listed = [
         ProcessGroup(n, d, tuple(r)) for n, d, r in run.rows("SELECT DISTINCT name, description, ranks FROM groups")
     ]
-    users: dict[tuple[str, tuple[int, ...]], list[int]] = defaultdict(list)
-    for rank, name, ranks in run.rows('SELECT DISTINCT rank, "group", group_ranks FROM comms ORDER BY ALL'):
-        users[name, tuple(ranks or ())].append(rank)
+    users: dict[tuple[str, tuple[int, ...]], list[int]] = {}
+    for name, ranks, of_group in run.rows(_USERS_SQL):
+        users[name, tuple(ranks)] = of_group
     named = {(g.name, g.ranks) for g in listed}
     groups_in_use = [
         *listed,

@@ -6,7 +6,8 @@ What a Run lacks, for which later step it would be needed, and how to record it.
 from __future__ import annotations
 
 from collections import Counter
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
 import msgspec
 
@@ -18,7 +19,7 @@ from tracetool.tables.fields import doc
 from tracetool.units import format_count, format_ranks
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from tracetool.store.run import Run
 
@@ -123,18 +124,105 @@ class Gap(msgspec.Struct, frozen=True):
     hint: Annotated[str, doc("How to get it.")]
 
 
-def find_gaps(run: Run) -> list[Gap]:
-    """Everything that a later step will miss."""
+_EVENTS_SQL = """
+WITH of_rank AS (
+    SELECT rank, count(*) AS events, count(*) FILTER (category = 'kernel') AS kernels, count(label) AS labels,
+           count(kernel_class) AS classes, list(DISTINCT category) AS categories,
+           min(start_ns) AS first_ns, max(start_ns + duration_ns) AS last_ns
+    FROM events GROUP BY rank
+)
+SELECT rank, events, kernels, labels, classes, categories, first_ns + if(applied, offset_ns, 0) AS first_ns,
+       last_ns + if(applied, offset_ns, 0) AS last_ns
+FROM of_rank LEFT JOIN clocks USING (rank) ORDER BY rank
+"""
+_COMMS_SQL = """
+SELECT count(*), count(*) FILTER (operation IN ('send', 'recv')),
+       count(*) FILTER (operation IN ('send', 'recv') AND peer IS NULL),
+       count(*) FILTER (operation IN ('send', 'recv') AND payload_bytes IS NULL),
+       count(*) FILTER ("group" = '' AND evidence = 'unknown')
+FROM comms
+"""
+
+
+class EventCounts(NamedTuple):
+    """Events of a rank, times on the reference rank's clock."""
+
+    rank: int
+    events: int
+    kernels: int
+    labels: int
+    classes: int
+    categories: list[str]
+    first_ns: int
+    last_ns: int
+
+
+class CommCounts(NamedTuple):
+    """Communication operations, and of those sends and receives without what; ``unknown``: kernels without a record."""
+
+    operations: int
+    messages: int
+    without_peer: int
+    without_size: int
+    unknown: int
+
+
+@dataclass(frozen=True, slots=True)
+class Counts:
+    """How much of what a Run holds: its large tables are gone through once, however many ranks there are.
+
+    Attributes:
+        events: Of each rank that has any, by rank.
+        comms: Communication operations.
+        memory: Records of the allocator.
+        steps: Numbers of the steps that are marked.
+    """
+
+    events: Mapping[int, EventCounts]
+    comms: CommCounts
+    memory: int
+    steps: list[int]
+
+    def sum(self, what: Literal["events", "kernels", "labels", "classes"]) -> int:
+        """That of all ranks."""
+        return sum(getattr(each, what) for each in self.events.values())
+
+    @property
+    def span_ns(self) -> int:
+        """From the first event to the end of the last one."""
+        each = self.events.values()
+        return max(one.last_ns for one in each) - min(one.first_ns for one in each) if each else 0
+
+
+def count_tables(run: Run) -> Counts:
+    """Count the rows of a Run's large tables."""
+    (comms,) = run.rows(_COMMS_SQL)
+    return Counts(
+        events={row[0]: EventCounts(*row) for row in run.rows(_EVENTS_SQL)},
+        comms=CommCounts(*comms),
+        memory=run.count("memory"),
+        steps=[number for (number,) in run.rows("SELECT DISTINCT step FROM steps ORDER BY step")],
+    )
+
+
+def find_gaps(run: Run, counts: Counts | None = None) -> list[Gap]:
+    """Everything that a later step will miss.
+
+    Args:
+        run: The Run.
+        counts: Of its tables, if they were counted before.
+    """
     ranks = [rank for (rank,) in run.rows("SELECT rank FROM ranks ORDER BY rank")]
     if not ranks:
         return [
             Gap("no rank was recorded", "replay", "add the traces; figures of a vendor's analysis stand alone here")
         ]
-    return [*_device(run, ranks), *_messages(run), *_marks(run), *_rest(run)]
+    counts = counts or count_tables(run)
+    return [*_device(run, ranks, counts), *_messages(counts.comms), *_marks(run, counts), *_rest(run)]
 
 
-def _device(run: Run, ranks: list[int]) -> Iterator[Gap]:
-    categories = dict(run.rows("SELECT rank, list(DISTINCT category) FROM events GROUP BY rank"))
+def _device(run: Run, ranks: list[int], counts: Counts) -> Iterator[Gap]:
+    categories = {rank: each.categories for rank, each in counts.events.items()}
     silent = [rank for rank in ranks if "kernel" not in categories.get(rank, ())]
     who = "" if len(silent) == len(ranks) else f" on {format_ranks(silent)}"
     if silent:
@@ -153,23 +241,16 @@ def _device(run: Run, ranks: list[int]) -> Iterator[Gap]:
             "kernels of CUDA, HIP, XPU and Ascend devices are read" if unread else
             "record device activity (ProfilerActivity.CUDA, XPU, NPU) and export inside on_trace_ready",
         )  # fmt: skip
-    labelled = run.count("events", "label")
     blind = [r for r in ranks if r not in silent and not {"op", "launch"} & set(categories.get(r, ()))]
-    classes = run.count("events", "kernel_class")
-    if blind and not labelled and not classes:
+    if blind and not counts.sum("labels") and not counts.sum("classes"):
         yield Gap(
             f"no host activity on {format_ranks(blind)}", "telling forward from backward",
             "record ProfilerActivity.CPU too",
         )  # fmt: skip
 
 
-def _messages(run: Run) -> Iterator[Gap]:
-    ((messages, nameless, sizeless, unknown),) = run.rows(
-        "SELECT count(*) FILTER (operation IN ('send', 'recv')), "
-        "count(*) FILTER (operation IN ('send', 'recv') AND peer IS NULL), "
-        "count(*) FILTER (operation IN ('send', 'recv') AND payload_bytes IS NULL), "
-        "count(*) FILTER (\"group\" = '' AND evidence = 'unknown') FROM comms"
-    )
+def _messages(counts: CommCounts) -> Iterator[Gap]:
+    _, messages, nameless, sizeless, unknown = counts
     if unknown:
         yield Gap(
             f"{unknown:,} communication kernels without a record of the host", "who exchanges what with whom",
@@ -191,13 +272,13 @@ def _messages(run: Run) -> Iterator[Gap]:
         )  # fmt: skip
 
 
-def _marks(run: Run) -> Iterator[Gap]:
-    if not run.count("steps"):
+def _marks(run: Run, counts: Counts) -> Iterator[Gap]:
+    if not counts.steps:
         yield Gap(
             "no steps are marked", "steps by number (they are cut at the optimizer or the messages)",
             "call profiler.step() after every step",
         )  # fmt: skip
-    if not run.count("memory"):
+    if not counts.memory:
         left = _memory_left(run)
         yield Gap(
             f"no memory records of its device, but {left} that are not read" if left else "no memory records in it",

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NotRequired, TypedDict, cast
 from tracetool.model.notice import NoticeCode
 from tracetool.reconstruction.closeup.slowdown import gap_shares
 from tracetool.reconstruction.steps.crossing import Collectives, CrossingMessages  # noqa: TC001 - msgspec reads them
-from tracetool.reports.recording.findings import Gap, find_gaps
+from tracetool.reports.recording.findings import Counts, Gap, count_tables, find_gaps
 from tracetool.tables.fields import doc, row_of
 from tracetool.tables.run import COORDINATES, FINDINGS, STAGES, STEP_FACTS
 
@@ -85,26 +85,6 @@ _BUBBLES_SQL = """
 SELECT s.rank, s.step, s.vendor_bubble_ns, CASE WHEN s.step = $step THEN b.idle_ns END AS bubble_ns
 FROM steps AS s LEFT JOIN step_breakdown AS b ON b.rank = s.rank
 WHERE s.vendor_bubble_ns IS NOT NULL ORDER BY s.rank, s.step
-"""
-_RANKS_SQL = """
-SELECT r.rank, r.host, r.device_name, r.hbm_bytes, count(e.event) FILTER (e.category = 'kernel') AS kernels
-FROM ranks AS r LEFT JOIN events AS e USING (rank) GROUP BY ALL ORDER BY r.rank
-"""
-_TOTALS_SQL = """
-WITH of_rank AS (
-    SELECT rank, count(*) AS events, count(*) FILTER (category = 'kernel') AS kernels,
-           min(start_ns) AS first_ns, max(start_ns + duration_ns) AS last_ns
-    FROM events GROUP BY rank
-)
-SELECT coalesce(sum(events), 0)::BIGINT AS events, coalesce(sum(kernels), 0)::BIGINT AS kernels,
-       coalesce(max(last_ns + if(applied, offset_ns, 0)) - min(first_ns + if(applied, offset_ns, 0)), 0)::BIGINT
-       AS span_ns
-FROM of_rank LEFT JOIN clocks USING (rank)
-"""
-_COMMS_SQL = """
-SELECT count(*) AS comms, count(*) FILTER (operation IN ('send', 'recv')) AS sends_and_receives,
-       count(*) FILTER (operation IN ('send', 'recv') AND peer IS NULL) AS without_peer
-FROM comms
 """
 
 
@@ -251,8 +231,7 @@ def own_notes(run: Run, *codes: NoticeCode) -> list[str]:
 
 def run_summary(run: Run) -> SummaryInfo:
     """Everything about a Run that a user should know before using its numbers."""
-    (totals,) = run.records(_TOTALS_SQL)
-    (comms,) = run.records(_COMMS_SQL)
+    counts = count_tables(run)
     found = run.manifest.get("reconstruction", {})
     step = found.get("step")
     return {
@@ -262,15 +241,15 @@ def run_summary(run: Run) -> SummaryInfo:
         "tool_version": run.manifest["tool_version"],
         "world_size": run.manifest["world_size"],
         "missing_ranks": run.manifest["missing_ranks"],
-        "ranks": cast("list[RecordedRankInfo]", run.records(_RANKS_SQL)),
-        "events": totals["events"],
-        "kernels": totals["kernels"],
-        "span_ns": totals["span_ns"],
-        "comms": comms["comms"],
-        "sends_and_receives": comms["sends_and_receives"],
-        "without_peer": comms["without_peer"],
-        "steps": [number for (number,) in run.rows("SELECT DISTINCT step FROM steps ORDER BY step")],
-        "memory_rows": run.count("memory"),
+        "ranks": _ranks(run, counts),
+        "events": counts.sum("events"),
+        "kernels": counts.sum("kernels"),
+        "span_ns": counts.span_ns,
+        "comms": counts.comms.operations,
+        "sends_and_receives": counts.comms.messages,
+        "without_peer": counts.comms.without_peer,
+        "steps": counts.steps,
+        "memory_rows": counts.memory,
         "vendor_bubble": cast("list[VendorBubbleInfo]", run.records(_BUBBLES_SQL, {"step": step})),
         "findings": run.records("SELECT * FROM findings"),
         "coordinates": run.records("SELECT * FROM coordinates ORDER BY rank"),
@@ -286,11 +265,17 @@ def run_summary(run: Run) -> SummaryInfo:
         "vendor_figures": run.count("vendor_figures"),
         "host_gaps": host_gaps(run, step),
         "exposed_collectives": exposed_collectives(run),
-        "gaps": find_gaps(run),
+        "gaps": find_gaps(run, counts),
         "sources": run.manifest["sources"],
         "failed": run.manifest["failed"],
         "left": run.manifest["left"],
     }
+
+
+def _ranks(run: Run, counts: Counts) -> list[RecordedRankInfo]:
+    recorded = run.records("SELECT rank, host, device_name, hbm_bytes FROM ranks ORDER BY rank")
+    kernels = {rank: each.kernels for rank, each in counts.events.items()}
+    return [cast("RecordedRankInfo", row | {"kernels": kernels.get(row["rank"], 0)}) for row in recorded]
 
 
 _EXPOSED_SQL = """
@@ -307,9 +292,11 @@ GROUP BY ALL ORDER BY exposed_ns DESC NULLS LAST, operation
 
 def exposed_collectives(run: Run) -> list[ExposedInfo]:
     """Collectives within the actions of the chosen step, and fused kernels; empty where a Run has none."""
-    if not run.rows("SELECT 1 FROM kernel_actions LIMIT 1"):
+    ranks = [rank for (rank,) in run.rows("SELECT DISTINCT rank FROM kernel_actions")]
+    if not ranks:
         return []
-    return cast("list[ExposedInfo]", run.records(_EXPOSED_SQL))
+    # What no action holds does not count: other ranks are not gone through.
+    return cast("list[ExposedInfo]", run.of_ranks(ranks).records(_EXPOSED_SQL))
 
 
 def host_gaps(run: Run, step: int | None) -> list[HostGapInfo]:
