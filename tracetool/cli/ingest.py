@@ -79,6 +79,7 @@ def ingest(
     from tracetool.ingestion.runs import ingest as make_run
     from tracetool.reports.answer.text import wrapped
     from tracetool.reports.recording.summary import discovery_info, run_summary
+    from tracetool.tables import leave_pandas
 
     if dry_run:
         facts = discovery_info(discover(paths, ranks, keep_conflicts=True))
@@ -91,6 +92,7 @@ def ingest(
         return
     if output is None:
         raise click.UsageError("say where to with -o x.run (or only look with --dry-run).")
+    leave_pandas()
     options = IngestOptions(keep=keep, ranks=ranks, strict=strict, jobs=jobs, executor=executor)
     with ProgressBar(quiet=quiet) as progress:
         run = make_run(paths, output, force=force, progress=progress, options=options)

@@ -5,6 +5,7 @@ What a table is made of: columns, their types and what they mean.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
@@ -130,3 +131,27 @@ def table(name: str, doc: str, *columns: Column, since_minor: int = 0) -> Table:
 def nullable(name: str, kind: ColumnType, doc: str) -> Column:
     """A column whose value may be unknown."""
     return Column(name, kind, doc, nullable=True)
+
+
+class _NoPandas:
+    """Finds modules as long as Arrow looks for pandas: none of that name."""
+
+    @staticmethod
+    def find_spec(name: str, _path: object = None, _target: object = None) -> None:
+        if name == "pandas":
+            raise ModuleNotFoundError(name, name=name)
+
+
+def leave_pandas() -> None:
+    """Keep Arrow from loading pandas for its first array, in a process of this tool's own.
+
+    It would be of no use here, and takes a third of a second where it is installed.
+    """
+    import pyarrow as pa
+
+    finder = _NoPandas()
+    sys.meta_path.insert(0, finder)
+    try:
+        pa.array(())  # Arrow looks once
+    finally:
+        sys.meta_path.remove(finder)
