@@ -44,6 +44,12 @@ def test_light_commands_import_no_heavy_package(code: str) -> None:
     assert _loaded_after(code) & set(HEAVY) == set()
 
 
+def test_the_version_does_not_load_what_reads_metadata_of_packages_or_writes_files() -> None:
+    assert (
+        _loaded_after("from tracetool.cli import run; run(['--version'])") & {"email", "zipfile", "tempfile"} == set()
+    )
+
+
 def test_text_replay_of_a_run_does_not_import_the_plotting_package() -> None:
     assert "matplotlib" not in _loaded_after(
         "import tracetool.cli.replay, tracetool.whatif.answer, tracetool.reports.answer.text"

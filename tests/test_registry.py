@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tracetool import registry
 from tracetool.errors import BrokenPlugin
 from tracetool.registry import Registry
 
@@ -19,7 +18,7 @@ def test_a_plug_in_that_cannot_be_loaded_is_named(monkeypatch: pytest.MonkeyPatc
     (tmp_path / "broken_schedule.py").write_text("import a_package_that_there_is_not\n", encoding="utf-8")
     monkeypatch.syspath_prepend(tmp_path)
     declared = EntryPoint("mine", "broken_schedule:SCHEDULE", "tracetool.schedules")
-    monkeypatch.setattr(registry, "entry_points", lambda **_: [declared])
+    monkeypatch.setattr("importlib.metadata.entry_points", lambda **_: [declared])
     schedules: Registry[object] = Registry("schedule", {"sqrt": "math:sqrt"}, "tracetool.schedules")
     assert schedules.names() == ["sqrt", "mine"]
     assert schedules.get("sqrt") is not None

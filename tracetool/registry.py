@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from functools import cached_property, partial
 from importlib import import_module
-from importlib.metadata import entry_points
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from tracetool.errors import BrokenPlugin, UnknownName
@@ -41,6 +40,8 @@ class Registry(Generic[T]):
 
     @cached_property
     def _loaders(self) -> dict[str, Callable[[], T]]:
+        from importlib.metadata import entry_points
+
         third_party = {point.name: partial(_load_plugin, point) for point in entry_points(group=self._group)}
         return third_party | {name: partial(_load, target) for name, target in self._builtin.items()}
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from functools import cache
 from pathlib import Path
 
@@ -12,6 +11,8 @@ __version__ = "0.1.0"
 @cache
 def code_digest() -> str:
     """SHA-256 over the tool's own files: two installs that may read or reconstruct differently differ in it."""
+    import hashlib
+
     package = Path(__file__).parent
     total = hashlib.sha256()
     for file in sorted(f for f in package.rglob("*") if f.suffix in (".py", ".sql", ".c", ".h")):

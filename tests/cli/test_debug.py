@@ -122,6 +122,6 @@ def test_what_is_required_on_other_platforms_alone_is_left_out(
     capsys: pytest.CaptureFixture[str], secret_traces: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     needs = ["click>=8.2", "not-for-here>=1; platform_machine == 'other'"]
-    monkeypatch.setattr("tracetool.cli.debug.metadata.requires", lambda _: needs)
+    monkeypatch.setattr("importlib.metadata.requires", lambda _: needs)
     found, _ = _bundle(capsys, 0, "info", str(secret_traces))
     assert found["versions"].keys() == {"tracetool", "python", "platform", "click"}

@@ -16,7 +16,6 @@ import pytest
 from helpers.recorded import ROOT
 from helpers.synthetic import found, pipeline, places, scenario
 
-from tracetool import registry
 from tracetool.advice import advise
 from tracetool.advice.cotune import co_tune
 from tracetool.cli import run
@@ -66,7 +65,7 @@ def _toy(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     declared = EntryPoint("toy", "toy_schedule:SCHEDULE", "tracetool.schedules")
     assert "toy" not in SCHEDULES.names()
     monkeypatch.delitem(vars(SCHEDULES), "_loaders")
-    monkeypatch.setattr(registry, "entry_points", lambda group: [declared] if group == declared.group else [])
+    monkeypatch.setattr("importlib.metadata.entry_points", lambda group: [declared] if group == declared.group else [])
 
 
 def measured() -> Reconstruction:

@@ -19,7 +19,9 @@ from tracetool.errors import UnsupportedShape
 from tracetool.model.load import known_load
 from tracetool.model.notice import NoticeCode
 from tracetool.model.schedule import PipelineShape
+from tracetool.replays.evaluation import Evaluation, evaluate
 from tracetool.schedules import SCHEDULES, build_schedule
+from tracetool.whatif import remarks
 from tracetool.whatif.answer import answer
 from tracetool.whatif.depth import choose_depth
 from tracetool.whatif.memory_limit import Shortage, Violation
@@ -28,6 +30,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from tracetool.model.pipeline import Pipeline
+    from tracetool.model.scenario import Scenario
+    from tracetool.model.schedule import Schedule
     from tracetool.whatif.results import Answer, Result
 
 P, M, F, B = 4, 40, 1000, 2000
@@ -341,3 +345,22 @@ def test_forwards_beyond_the_microbatches_are_told() -> None:
     assert most.remark is None
     assert beyond.remark == "a warm-up ends with the 40 microbatches: of +99,99,0,0 only +37,38,0,0 count"
     assert beyond.metrics.peak_hbm_bytes == (900, 900, 520, 510)
+
+
+def test_what_is_said_of_other_transfers_is_replayed_when_it_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Posted ahead, GPipe takes (m+p-1)(f+b) + 2c; that is replayed once, and not for the answer itself."""
+    modes = []
+
+    def evaluated(measured: Pipeline, schedule: Schedule, what_if: Scenario | None = None) -> Evaluation:
+        modes.append(what_if and what_if.p2p)
+        return evaluate(measured, schedule, what_if)
+
+    monkeypatch.setattr(remarks, "evaluate", evaluated)
+    over = scenario(places([2, 2], latency_ns=CYCLE), "blocking")
+    result = only(answer(found(measured(payload_bytes=500)), "gpipe", over))
+    assert "posted-ahead" not in modes
+    modes.clear()
+    (said,) = (str(note) for note in result.remarks if note.code is NoticeCode.LESS_WAITING)
+    assert f"the step would be {(IDEAL + 2 * (CYCLE + 500)) / 1000} us" in said
+    assert result.remarks == tuple(result.remarks)
+    assert modes == ["per-edge", "posted-ahead"]

@@ -8,8 +8,6 @@ import io
 import os
 import signal
 import sys
-import tempfile
-import traceback
 
 import click
 
@@ -160,6 +158,9 @@ def _told(error: BaseException) -> int:
         if hint:
             click.echo(_fitting(f"Hint: {hint}"), err=True)
         return error.exit_code if isinstance(error, TraceToolError) else 2
+    import tempfile
+    import traceback
+
     with tempfile.NamedTemporaryFile("w", suffix=".txt", prefix="tracetool-", delete=False) as file:
         traceback.print_exception(error, file=file)
     click.echo(f"Unexpected error: {type(error).__name__}: {error}", err=True)

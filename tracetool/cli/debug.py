@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import os
-import platform
 import re
-import tempfile
-import traceback
 from collections import Counter
 from contextlib import suppress
-from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -57,6 +52,9 @@ def write_bundle(context: click.Context, arguments: list[str], code: int, error:
         The file, in the current folder if that can be written to.
     """
     words = [*arguments, *(word for one in in_effect(context) for word in one.words)]
+    import json
+    import tempfile
+
     bundle = {
         "versions": _versions(),
         "command": _shortened(context, words),
@@ -74,6 +72,9 @@ def write_bundle(context: click.Context, arguments: list[str], code: int, error:
 
 
 def _versions() -> dict[str, str]:
+    import platform
+    from importlib import metadata
+
     found = {"tracetool": __version__, "python": platform.python_version(), "platform": platform.platform()}
     try:
         names = [re.split(r"[^\w.-]", line)[0] for line in metadata.requires("tracetool") or () if "extra" not in line]
@@ -110,6 +111,8 @@ def _shortened(context: click.Context, words: list[str]) -> str:
 
 def _way(error: BaseException) -> list[dict[str, Any]]:
     """Where an error and those that it came of were raised; what they say may name kernels, so that stays out."""
+    import traceback
+
     found = []
     each: BaseException | None = error
     while each is not None:

@@ -12,7 +12,6 @@ from __future__ import annotations
 import os
 import shlex
 import sys
-import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -170,6 +169,8 @@ def write_file(path: Path, data: bytes, *, force: bool) -> None:
         AlreadyExists: If it exists and ``force`` is off.
         StoreError: If it cannot be written.
     """
+    import tempfile
+
     check_target(path, force=force)
     aside: Path | None = None
     try:

@@ -16,7 +16,7 @@ from tracetool.cli.settings import in_effect
 from tracetool.cli.topology import DC, LINK, ON_NETWORK, read_choice
 from tracetool.errors import BadQuery, ScenarioError
 from tracetool.model.notice import Notice, NoticeCode, SubjectKind
-from tracetool.model.pipeline import P2P_MODES, POSTED_AHEAD_NEEDS
+from tracetool.tables.results import P2P_MODES, POSTED_AHEAD_NEEDS
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -32,7 +32,7 @@ from tracetool.cli.settings import ahead_of
 from tracetool.cli.topology import read_choice
 from tracetool.errors import BadQuantity, ScenarioError
 from tracetool.model.notice import Notice, NoticeCode
-from tracetool.model.pipeline import P2P_MODE_NAMES
+from tracetool.tables.results import P2P_MODE_NAMES
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -23,9 +23,6 @@ BLOCKING: frozenset[P2PMode] = frozenset({"grouped", "blocking"})
 BY_EDGE: frozenset[P2PMode] = frozenset({"per-edge", "posted-ahead"})
 """Those with a communicator for each pair of ranks and direction."""
 
-POSTED_AHEAD_NEEDS = "a runtime that posts each receive, into a buffer of its own, before its message is sent"
-"""What would have to be built for ``posted-ahead``: no runtime that was recorded does it."""
-
 
 @dataclass(frozen=True, slots=True)
 class ActionCost:

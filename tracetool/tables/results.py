@@ -22,6 +22,8 @@ P2PMode = Literal["blocking", "grouped", "in-order", "per-edge", "posted-ahead"]
 """
 P2P_MODES: tuple[P2PMode, ...] = get_args(P2PMode)
 P2P_MODE_NAMES = f"{', '.join(P2P_MODES[:-1])} or {P2P_MODES[-1]}"
+POSTED_AHEAD_NEEDS = "a runtime that posts each receive, into a buffer of its own, before its message is sent"
+"""What would have to be built for ``posted-ahead``: no runtime that was recorded does it."""
 
 FIELDS: dict[str, Column] = {name: metric.column for name, metric in METRICS.items()} | {
     column.name: column

@@ -19,6 +19,7 @@ from tracetool.whatif.best import choose, recorded_schedule, recorded_test, rest
 from tracetool.whatif.depth import choose_warm_ups
 from tracetool.whatif.memory_limit import find_shortage, fits
 from tracetool.whatif.remarks import (
+    ResultRemarks,
     derived_remarks,
     distrust,
     host_notes,
@@ -27,7 +28,6 @@ from tracetool.whatif.remarks import (
     notes_of,
     overlap_remarks,
     own_miss,
-    transfer_remarks,
 )
 from tracetool.whatif.results import Answer, Fidelity, Refused, Result, step_change, step_change_error
 from tracetool.whatif.variation import predict_each_step, spread
@@ -247,7 +247,6 @@ def _evaluate(pipeline: Pipeline, name: str, how: _How, extra_forwards: tuple[in
         *derived_remarks(pipeline, schedule, metrics, scenario),
         *memory_remarks(measured, pipeline, metrics),
         *overlap_remarks(schedule, scenario),
-        *transfer_remarks(pipeline, done, metrics, scenario),
     )
     return Result(
         schedule=schedule.name, extra_forwards=schedule.extra_forwards, p2p=done.p2p,
@@ -255,7 +254,7 @@ def _evaluate(pipeline: Pipeline, name: str, how: _How, extra_forwards: tuple[in
         shortage=find_shortage(done.timeline, metrics, scenario), metrics=metrics,
         cross_dc_bubble_ns=metrics.window_ns - ideal.window_ns, cross_dc_step_ns=metrics.step_ns - ideal.step_ns,
         replayed=done, known_error=known,
-        remarks=remarks,
+        remarks=ResultRemarks(remarks, pipeline, done, metrics.step_ns, scenario),
         spread=None if how.jitter_seed is None else spread(pipeline, schedule, scenario, how.jitter_seed),
         cut_forwards=cut_forwards, each_step=predict_each_step(how.each_step, schedule, scenario), choice=choice,
         rests_on=rests_on(measured, name, schedule, done.p2p), unlimited_ns=unlimited_ns,

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from dataclasses import replace
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import TYPE_CHECKING, NamedTuple, overload
 
 from tracetool.causes import profiler_ns
 from tracetool.costs.borrowed import layers_of_stages
@@ -14,19 +16,18 @@ from tracetool.costs.recut import ends_of
 from tracetool.errors import Option, ScenarioError
 from tracetool.model.action import ActionKind
 from tracetool.model.notice import Notice, NoticeCode, Notices, SubjectKind
-from tracetool.model.pipeline import BY_EDGE, P2P_MODES, POSTED_AHEAD_NEEDS
+from tracetool.model.pipeline import BY_EDGE, P2P_MODES
 from tracetool.model.timeline import Metrics, measure
 from tracetool.reconstruction.closeup.slowdown import gap_shares, notes_on_gaps
 from tracetool.replays.evaluation import evaluate
 from tracetool.schedules import tuning_of
+from tracetool.tables.results import POSTED_AHEAD_NEEDS
 from tracetool.units import format_duration, format_size
 from tracetool.whatif.best import UNPROVEN_MARK, UNPROVEN_TEXT
 from tracetool.whatif.depth import RELEVANT_RATIO
 from tracetool.whatif.memory_limit import PEAK_ERROR_RATIO, is_near_the_limit
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from tracetool.model.pipeline import P2PMode, Pipeline, StageProfile
     from tracetool.model.scenario import Scenario
     from tracetool.model.schedule import Schedule
@@ -125,7 +126,46 @@ def overlap_remarks(schedule: Schedule, scenario: Scenario) -> list[Notice]:
     ]
 
 
-def transfer_remarks(pipeline: Pipeline, done: Replayed, metrics: Metrics, scenario: Scenario) -> list[Notice]:
+@dataclass(frozen=True, eq=False)
+class ResultRemarks(Sequence[Notice]):
+    """Remarks of a result, those on its transfers found when first read: they take replays, and few results are shown.
+
+    Attributes:
+        known: The others.
+        pipeline: What was measured.
+        done: The replay.
+        step_ns: Its step.
+        scenario: The what-if.
+    """
+
+    known: tuple[Notice, ...]
+    pipeline: Pipeline
+    done: Replayed
+    step_ns: int
+    scenario: Scenario
+
+    @cached_property
+    def _all(self) -> tuple[Notice, ...]:
+        return (*self.known, *_transfer_remarks(self.pipeline, self.done, self.step_ns, self.scenario))
+
+    @overload
+    def __getitem__(self, place: int) -> Notice: ...
+    @overload
+    def __getitem__(self, place: slice) -> tuple[Notice, ...]: ...
+    def __getitem__(self, place: int | slice) -> Notice | tuple[Notice, ...]:
+        return self._all[place]
+
+    def __len__(self) -> int:
+        return len(self._all)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Sequence) and self._all == tuple(other)
+
+    def __hash__(self) -> int:
+        return hash(self._all)
+
+
+def _transfer_remarks(pipeline: Pipeline, done: Replayed, shortest_ns: int, scenario: Scenario) -> list[Notice]:
     """What of a result comes from how its transfers are issued."""
     remarks = Notices()
     schedule = done.schedule
@@ -147,7 +187,6 @@ def transfer_remarks(pipeline: Pipeline, done: Replayed, metrics: Metrics, scena
         remarks.add(NoticeCode.POSTED_AHEAD, f"receives posted ahead take {POSTED_AHEAD_NEEDS}")
     if schedule.blocking or not (scenario.topology.links or done.p2p == "grouped"):
         return remarks
-    shortest_ns = metrics.step_ns
     for mode, (how, needs) in _LESS_WAITING.items():
         if P2P_MODES.index(mode) <= P2P_MODES.index(done.p2p):
             continue

@@ -16,6 +16,8 @@ from tracetool.whatif.accuracy import change_error_ratio
 from tracetool.whatif.best import Chosen, choose, evidence_of, recorded_test
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from tracetool.causes.cause import Idle
     from tracetool.model.notice import Notice
     from tracetool.model.pipeline import P2PMode, Pipeline
@@ -66,7 +68,7 @@ class Result(Pictured):
     cross_dc_step_ns: int
     replayed: Replayed
     known_error: KnownError | None
-    remarks: tuple[Notice, ...] = ()
+    remarks: Sequence[Notice] = ()
     spread: Spread | None = None
     cut_forwards: tuple[int, ...] = ()
     each_step: tuple[StepPrediction, ...] = ()

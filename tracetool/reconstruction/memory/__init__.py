@@ -25,13 +25,11 @@ from tracetool.units import format_ranks, format_size
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    import polars as pl
-
     from tracetool.reconstruction.actions import RankWork, Segment
     from tracetool.reconstruction.capture import Account, Evidence
     from tracetool.reconstruction.capture.groups import PipelineGroup
     from tracetool.reconstruction.memory.boundaries import Boundaries
-    from tracetool.reconstruction.memory.log import Log
+    from tracetool.reconstruction.memory.log import Log, Records
     from tracetool.reconstruction.steps import Step
     from tracetool.store.run import Run
 
@@ -107,7 +105,7 @@ def memory_facts(
 
 
 def _facts(
-    rank: int, components: Mapping[str, pl.DataFrame], segments: Sequence[Segment], host: HostTimes, account: Account
+    rank: int, components: Mapping[str, Records], segments: Sequence[Segment], host: HostTimes, account: Account
 ) -> tuple[MemoryFacts, str | None]:
     """Facts of one rank, and why they are empty."""
     if not components:

@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     import numpy as np
-    import polars as pl
     from numpy.typing import NDArray
 
     from tracetool.model.pipeline import RankProfile
@@ -24,6 +23,7 @@ if TYPE_CHECKING:
     from tracetool.store.run import Run
 
     Numbers = NDArray[np.int64]
+    Bools = NDArray[np.bool_]
 
 NO_BLOCK = -1
 SNAPSHOT = "torch snapshot"
@@ -33,12 +33,20 @@ _PROCESS = "APP"
 _MODULE = "module "
 _SAMPLES_PER_ACTION = 10
 
-_ROWS_SQL = """
-SELECT m.rank, component, time_ns, delta_bytes, allocated_bytes, reserved_bytes, block
+_STEP_SQL = """
 FROM memory AS m
 JOIN (SELECT unnest($ranks) AS rank, unnest($first) AS first, unnest($last) AS last) AS step ON step.rank = m.rank
 WHERE time_ns >= first AND time_ns < last
-ORDER BY m.rank, component, time_ns, allocated_bytes
+"""
+_COUNTS_SQL = f"SELECT m.rank, component, count(*) {_STEP_SQL} GROUP BY ALL ORDER BY ALL"
+_ROWS_SQL = f"""
+SELECT time_ns,
+    delta_bytes IS NOT NULL AS changes, coalesce(delta_bytes, 0) AS delta_bytes,
+    allocated_bytes IS NOT NULL AS allocates, coalesce(allocated_bytes, 0) AS allocated_bytes,
+    reserved_bytes IS NOT NULL AS reserves, coalesce(reserved_bytes, 0) AS reserved_bytes,
+    coalesce(block, {NO_BLOCK}) AS block
+{_STEP_SQL}
+ORDER BY m.rank, component, time_ns, m.allocated_bytes
 """
 
 _SPANS_SQL = """
@@ -52,6 +60,39 @@ GROUP BY m.rank
 HAVING min(m.time_ns) > any_value(t.last_ns) OR max(m.time_ns) < any_value(t.first_ns)
 ORDER BY m.rank
 """
+
+
+class Records(NamedTuple):
+    """What a component's records of memory say, in the order of time: 0 bytes, and so marked, where they say none.
+
+    Attributes:
+        time_ns: Host times.
+        changes: Which say what was allocated or freed.
+        delta_bytes: How much.
+        allocates: Which say how much is allocated.
+        allocated_bytes: How much.
+        reserves: Which say how much is reserved.
+        reserved_bytes: How much.
+        block: What was allocated or freed; ``NO_BLOCK`` where that is not said.
+    """
+
+    time_ns: Numbers
+    changes: Bools
+    delta_bytes: Numbers
+    allocates: Bools
+    allocated_bytes: Numbers
+    reserves: Bools
+    reserved_bytes: Numbers
+    block: Numbers
+
+    def where(self, mask: Bools) -> Records:
+        """Some of them."""
+        return Records._make(column[mask] for column in self)
+
+    @property
+    def most_reserved_bytes(self) -> int | None:
+        """Highest reservation; None if none is said."""
+        return int(self.reserved_bytes[self.reserves].max()) if self.reserves.any() else None
 
 
 class Log(NamedTuple):
@@ -116,19 +157,21 @@ class Beyond:
         return max(0, self.reserved_bytes - self.peak_allocated_bytes) + (self.other_bytes or 0)
 
 
-def read_logs(run: Run, spans: Mapping[int, tuple[int, int]]) -> dict[int, dict[str, pl.DataFrame]]:
+def read_logs(run: Run, spans: Mapping[int, tuple[int, int]]) -> dict[int, dict[str, Records]]:
     """All records of memory in a span of each rank's host, per rank and component, in order of time."""
     bounds = list(spans.values())
-    records = run.query(
-        _ROWS_SQL, {"ranks": list(spans), "first": [a for a, _ in bounds], "last": [b for _, b in bounds]}
-    )
-    logs: dict[int, dict[str, pl.DataFrame]] = {rank: {} for rank in spans}
-    for (rank, component), rows in records.partition_by("rank", "component", as_dict=True, include_key=False).items():
-        logs[int(rank)][str(component)] = rows
+    step = {"ranks": list(spans), "first": [a for a, _ in bounds], "last": [b for _, b in bounds]}
+    found = run.arrow(_ROWS_SQL, step)
+    columns = [column.to_numpy() for column in found.columns]
+    logs: dict[int, dict[str, Records]] = {rank: {} for rank in spans}
+    first = 0
+    for rank, component, count in run.rows(_COUNTS_SQL, step):
+        logs[rank][component] = Records(*(column[first : first + count] for column in columns))
+        first += count
     return logs
 
 
-def choose_log(components: Mapping[str, pl.DataFrame]) -> Log | None:
+def choose_log(components: Mapping[str, Records]) -> Log | None:
     """The log of the allocator, the surest that the trace holds; None if there is none of it.
 
     A log that names each change comes before one that only gives levels.
@@ -137,53 +180,47 @@ def choose_log(components: Mapping[str, pl.DataFrame]) -> Log | None:
     return min(logs, key=lambda log: log.is_samples, default=None)
 
 
-def _log(component: str, rows: pl.DataFrame) -> Log | None:
+def _log(component: str, records: Records) -> Log | None:
     import numpy as np
-    import polars as pl
 
-    known = rows.filter(pl.col("allocated_bytes").is_not_null())
-    if known.is_empty():
+    known = records.where(records.allocates)
+    if not len(known.time_ns):
         return None
-    level = known["allocated_bytes"].to_numpy()
-    said = known["delta_bytes"]
-    first = said[0]
-    base = int(level[0]) - int(first or 0)
-    delta = np.diff(level, prepend=base)
-    stated = said.is_not_null().to_numpy()
-    agree = (said.fill_null(0).to_numpy() == delta)[stated]
+    base = int(known.allocated_bytes[0] - known.delta_bytes[0])
+    delta = np.diff(known.allocated_bytes, prepend=base)
+    agree = (known.delta_bytes == delta)[known.changes]
     return Log(
         component,
-        known["time_ns"].to_numpy(),
-        delta.astype(np.int64),
+        known.time_ns,
+        delta,
         base,
-        known["block"].fill_null(NO_BLOCK).to_numpy().astype(np.int64),
+        known.block,
         float(agree.mean()) if len(agree) else 0.0,
-        is_samples=not stated.any(),
+        is_samples=not known.changes.any(),
     )
 
 
-def beyond_allocations(components: Mapping[str, pl.DataFrame], log: Log) -> Beyond:
+def beyond_allocations(components: Mapping[str, Records], log: Log) -> Beyond:
     """What lies beside the allocator's own memory, within the records of a step."""
     import numpy as np
 
-    rows = components[log.component]
-    peak = int(rows["allocated_bytes"].max() or 0)  # type: ignore[arg-type]
-    reserved = rows["reserved_bytes"].max()
+    records = components[log.component]
+    peak = int(records.allocated_bytes[records.allocates].max(initial=0))
+    reserved = records.most_reserved_bytes
     modules = {
-        name.removeprefix(_MODULE): int(part["reserved_bytes"].max() or 0)  # type: ignore[arg-type]
+        name.removeprefix(_MODULE): part.most_reserved_bytes or 0
         for name, part in components.items()
         if name.startswith(_MODULE) and name != _MODULE + _PROCESS
     }
     listed = tuple(sorted(((n, size) for n, size in modules.items() if size), key=lambda item: (-item[1], item[0])))
-    if not isinstance(reserved, int):
+    if reserved is None:
         return Beyond(peak, modules=listed)
     process = components.get(_PROCESS)
     other = None
     if process is not None:
-        held = process.drop_nulls("reserved_bytes")
-        mine = rows.drop_nulls("reserved_bytes")
-        at = np.searchsorted(mine["time_ns"].to_numpy(), held["time_ns"].to_numpy(), "right") - 1
-        together = held["reserved_bytes"].to_numpy() - mine["reserved_bytes"].to_numpy()[np.maximum(at, 0)]
+        held, mine = process.where(process.reserves), records.where(records.reserves)
+        at = np.searchsorted(mine.time_ns, held.time_ns, "right") - 1
+        together = held.reserved_bytes - mine.reserved_bytes[np.maximum(at, 0)]
         other = max(0, int(together.max())) if len(together) else None
     return Beyond(peak, reserved, other, listed)
 
