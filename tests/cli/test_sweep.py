@@ -67,14 +67,18 @@ def test_text_fits_80_columns_and_says_what_matters(
 ) -> None:
     monkeypatch.setenv("COLUMNS", "80")
     asked = ["--schedule", "gpipe,geopipe", "--hbm", "13GiB,80GiB"]
-    assert run(["sweep", SAMPLE, *LINKS, *asked, "--price-per-gbit", "1USD/month"]) == 0
-    text = capsys.readouterr().out
-    lines = [line for line in text.splitlines()[1:] if not line.startswith("Next:")]
-    assert max(map(len, lines)) <= 80
-    for said in ("best schedule", "more stops paying at", "no point beats", "over the HBM limit", "56 points", "USD"):
-        assert said in text
+    asked = ["sweep", SAMPLE, *LINKS, *asked, "--price-per-gbit", "1USD/month"]
+    matters = ("no point beats", "over the HBM limit", "56 points", "USD")
+    for words, told in ((asked, matters), ([*asked, "-v"], (*matters, "best schedule", "more stops paying at"))):
+        assert run(words) == 0
+        text = capsys.readouterr().out
+        lines = [line for line in text.splitlines()[1:] if not line.startswith("Next:")]
+        assert max(map(len, lines)) <= 80
+        for said in told:
+            assert said in text
+        assert " more: -o sweep.parquet has all" in text
+        assert text.splitlines()[-1].startswith("Next: tracetool sweep")
     assert "scenarios more: -o sweep.parquet" in text
-    assert text.splitlines()[-1].startswith("Next: tracetool sweep")
 
 
 def test_the_next_command_replays_the_best_point(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
@@ -184,7 +188,7 @@ def test_a_wide_table_stays_within_80_columns(
     asked += ["--microbatches", "8,16", "--hbm", "14GiB,20GiB", "--p2p", "in-order,per-edge", "--no-knees"]
     # Depths are given: to choose them for each of 64 scenarios takes ten seconds, and is no wider.
     asked += ["--extra-forwards", "2,2,0,0"]
-    assert run(["sweep", SAMPLE, *asked, "--price-per-gbit", "120EUR"]) == 0
+    assert run(["sweep", SAMPLE, *asked, "--price-per-gbit", "120EUR", "-v"]) == 0
     lines = [line for line in capsys.readouterr().out.splitlines()[1:] if not line.startswith("Next:")]
     assert max(map(len, lines)) <= 80
     assert any("best schedule" in line and "link" in line for line in lines)

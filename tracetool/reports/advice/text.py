@@ -65,9 +65,11 @@ def render_text(decided: Decided, facts: RunFacts, tuning: CoTuning | None = Non
     if gives_no_steps(answer) and not verbose:
         lines.append("No advice: step times of such a replay say nothing of links; tracetool replay shows its orders.")
         return ("\n".join(wrapped(lines, width)) + "\n").encode()
-    lines += [*_tried(advice), *sentences(decided.decision), "", *_offers_table(decided.decision, width), ""]
+    lines += [*_tried(advice), *sentences(decided.decision), ""]
+    offers = [*_offers_table(decided.decision, width), ""]
     if tuning is not None and not verbose:
-        return _sizes_screen(tuning, advice, lines, width)
+        return _sizes_screen(tuning, advice, (lines, offers), width)
+    lines += offers
     if tuning is not None:
         lines += [*_sizes_table(tuning, advice.scenario, len(tuning.candidates), width), ""]
     if verbose:
@@ -294,14 +296,18 @@ def _table(rows: Sequence[tuple[str, ...]]) -> list[str]:
     return [aligned(row, widths) for row in rows]
 
 
-def _sizes_screen(tuning: CoTuning, advice: Advice, above: Sequence[str], width: int) -> bytes:
-    """What other sizes of a microbatch would take, below what to run: as many as there is room for."""
+def _sizes_screen(tuning: CoTuning, advice: Advice, above: tuple[Sequence[str], Sequence[str]], width: int) -> bytes:
+    """What other sizes of a microbatch would take, below what to run: as many as there is room for.
+
+    Where there is room for too few, the table of offers, the second part of what stands above, is left out.
+    """
     notes = [*tuning.assumptions, *advice.asked.answer.notes]
     more = wrapped([f"{format_count(len(notes), 'note')} more, and everything tried: -v"], width)
-    head = wrapped(above, width)
-    for most in range(len(tuning.candidates), 0, -1):
+    said, offers = (wrapped(part, width) for part in above)
+    counts = range(len(tuning.candidates), min(_FEWEST_SIZES, len(tuning.candidates)) - 1, -1)
+    for head, most in ((head, most) for head in ([*said, *offers], said) for most in counts):
         lines = [*head, *wrapped(_sizes_table(tuning, advice.scenario, most, width), width), "", *more]
-        if most == _FEWEST_SIZES or lines_left(lines, width) >= 0:
+        if lines_left(lines, width) >= 0:
             break
     return ("\n".join(lines) + "\n").encode()
 

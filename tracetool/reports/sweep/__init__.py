@@ -297,6 +297,12 @@ def trouble_lines(found: Sweep) -> list[str]:
     return lines
 
 
+def trouble_counted(found: Sweep) -> list[str]:
+    """The same in one line."""
+    lost = sum(point.step_ns is None or point.feasible is False for point in found.points)
+    return [f"  {format_count(lost, 'point')} not replayed or over the HBM limit: -v says why"] if lost else []
+
+
 def map_of(dcs: Sequence[str]) -> str:
     """A map of DCs as ``--dc`` takes it: ``0-1,2-3``."""
     ranks: dict[str, list[int]] = {}

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 from collections import Counter
-from itertools import chain
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from tracetool.errors import Option
 from tracetool.reports.answer.text import Cells, Note, fitted_table, lines_left, table_width, wrapped
 from tracetool.reports.answer.verdict import first_notes
-from tracetool.reports.sweep import best_sentences, map_of, trouble_lines
+from tracetool.reports.sweep import best_sentences, map_of, trouble_counted, trouble_lines
 from tracetool.units import format_count
 from tracetool.whatif.accuracy import change_error_ratio, format_error
 from tracetool.whatif.best import UNPROVEN_MARK, error_text
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable, Iterable, Sequence
+    from collections.abc import Hashable, Iterable, Iterator, Sequence
 
     from tracetool.reports import RunFacts
     from tracetool.sweeps import Knee, Price, Sweep, SweepPoint
@@ -59,16 +58,36 @@ def render_text(
         verbose: Everything; else one screen.
         kept: What has all points.
     """
-    told = best_sentences(found, brief=not verbose)
-    asked = [facts.name, *_summary(found)] if verbose else _summary(found)[:1]
-    lines = [*wrapped(told, table_width()), "", *asked, "", *_best(found, _ROWS if verbose else _SCREEN_ROWS, kept)]
-    front = _pareto(found, price, kept) if price else []
-    parts = [_knees(found, verbose=verbose), front, wrapped(trouble_lines(found))]
-    if not verbose and not front and lines_left([*lines, *chain(*parts)]) < 1:
-        parts[0] = []  # the first sentence says where more bandwidth stops paying
-    lines += chain(*parts)
-    notes = wrapped([*map(Note, found.notes)]) if verbose else first_notes(found.notes, None, lines)
-    return ("\n".join([*lines, *notes]).rstrip() + "\n").encode()
+    if not verbose:
+        fitting = (lines for lines in _screens(found, price, kept) if lines_left(lines) >= 1)
+        lines = next(fitting, [])
+        return ("\n".join([*lines, *first_notes(found.notes, None, lines)]).rstrip() + "\n").encode()
+    told = wrapped(best_sentences(found), table_width())
+    lines = [*told, "", facts.name, *_summary(found), "", *_best(found, _ROWS, kept), *_knees(found, verbose=True)]
+    lines += [*(_pareto(found, price, _ROWS, kept) if price else []), *wrapped(trouble_lines(found))]
+    return ("\n".join([*lines, *wrapped([*map(Note, found.notes)])]).rstrip() + "\n").encode()
+
+
+def _screens(found: Sweep, price: Price | None, kept: str) -> Iterator[list[str]]:
+    """The answer with less and less of what stands below its sentences: with prices the front is the table.
+
+    The sentences say where more bandwidth stops paying, so that table goes first.
+    """
+    told = [*wrapped(best_sentences(found, brief=True), table_width()), ""]
+    points = [_summary(found)[0], ""]
+    trouble, counted = wrapped(trouble_lines(found)), wrapped(trouble_counted(found))
+    priced = price if any(point.is_pareto for point in found.points) else None
+
+    def rows(most: int) -> list[str]:
+        return _best(found, most, kept) if priced is None else _pareto(found, priced, most, kept)
+
+    if priced is None:
+        yield [*told, *points, *rows(_SCREEN_ROWS), *_knees(found, verbose=False), *trouble]
+    for most in range(_SCREEN_ROWS, 0, -1):
+        yield [*told, *points, *rows(most), *trouble]
+        yield [*told, *points, *rows(most), *counted]
+        yield [*told, *rows(most), *counted]
+    yield told
 
 
 def _summary(found: Sweep) -> list[str]:
@@ -356,14 +375,14 @@ def _bends(knee: Knee) -> Cells:
     }
 
 
-def _pareto(found: Sweep, price: Price, kept: str) -> list[str]:
+def _pareto(found: Sweep, price: Price, most: int, kept: str) -> list[str]:
     axes = [a for a in _varying(found.points, _AXES) if a.name != "hbm_bytes"]
     cells = _Results(found, _varying(found.points, _AXES))
     front = [point for point in found.points if point.is_pareto]
     front.sort(key=lambda p: (p.latency_ns or 0, p.link_cost or 0, p.step_ns_per_microbatch or 0, p.needed_bytes or 0))
     # A limit that is higher than needed changes nothing.
     unique = list({(cells.name(p), p.link_cost, p.needed_bytes, p.step_ns, _key(p, axes)): p for p in front}.values())
-    shown = _spread(list(range(len(unique))), min(_ROWS, len(unique)))
+    shown = _spread(list(range(len(unique))), min(most, len(unique)))
     rows = [
         {"no point beats": cells.name(p)}
         | _along(p, axes)
