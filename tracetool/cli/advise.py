@@ -130,14 +130,15 @@ def advise(
     if as_json:
         click.echo(render_json(decided, facts, tuning).decode(), nl=False)
         return
-    click.echo(render_text(decided, facts, tuning, verbose=verbose).decode(), nl=False)
     advice = decided.advice[0]
 
     def lack(plan: Plan) -> tuple[int, int]:
         return (plan.result.shortage.missing_bytes if plan.result.shortage is not None else 0), plan.step_ns
 
     lacks_least = min(advice.asked.plans, key=lack)
-    next_step(_replay_of(advice.best or lacks_least), quiet=quiet)
+    after = _replay_of(advice.best or lacks_least)
+    click.echo(render_text(decided, facts, tuning, verbose=verbose, after=after).decode(), nl=False)
+    next_step(after, quiet=quiet)
 
 
 def _sizes(mbs: int | None, seq: int | None, *, co_tune: bool, others: tuple[object, ...]) -> MicrobatchSize | None:

@@ -203,11 +203,11 @@ def sweep(
         click.echo(render_json(found, facts, price).decode(), nl=False)
         return
     kept = next((str(path) for path in output if path.suffix.lower() in (".parquet", ".csv", ".json")), None)
-    told = render_text(found, facts, price, verbose=verbose, kept=kept or _KEPT)
-    click.echo(told.decode(), nl=False)
     keeping = following("sweep", "-o", free_name("sweep.parquet"))
-    after = _replay_of(_best_points(found), paths) if kept is not None else keeping
-    next_step(after or following("info"), quiet=quiet)
+    after = (_replay_of(_best_points(found), paths) if kept is not None else keeping) or following("info")
+    told = render_text(found, facts, price, verbose=verbose, kept=kept or _KEPT, after=after)
+    click.echo(told.decode(), nl=False)
+    next_step(after, quiet=quiet)
 
 
 _KEPT = "-o sweep.parquet"

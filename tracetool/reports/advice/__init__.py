@@ -13,7 +13,7 @@ from tracetool.errors import ScenarioError
 from tracetool.model.schedule import OBSERVED
 from tracetool.reports import marked_text
 from tracetool.reports.picture import GREY, PT, RED, SERIES, legend, legend_columns, text_width_pt, wrapped
-from tracetool.units import format_duration, format_size
+from tracetool.units import format_count, format_duration, format_size
 from tracetool.whatif.accuracy import change_error_ratio, format_error
 from tracetool.whatif.best import (
     UNPROVEN_MARK,
@@ -39,25 +39,24 @@ if TYPE_CHECKING:
 _RESOURCES = {"hbm": "HBM"}
 
 
-_MOST_SENTENCES = 4
-
-
-def sentences(decision: Decision, *, brief: bool = False) -> list[str]:
+def sentences(decision: Decision, most: int | None = None) -> list[str]:
     """The decision as a person would say it: what to run over each offer, what the others buy, where more stops paying.
 
     Args:
         decision: What was found.
-        brief: Whether offers beyond the first few are counted.
+        most: So many of them, the most important ones; the others are counted.
     """
     first, *others = decision.offers
-    told = [_first(decision, first), *(_other(decision, offer) for offer in others)]
-    told += [line for other in others[:1] if (line := _apart(first, other))]
-    told += [line for one, other in pairwise(others) if (line := _between(decision, one, other))]
-    if (until := decision.pays_until) is not None:
-        told.append(f"For {pays_text(until.schedule, until.bandwidth_bytes_per_s, until.latency_ns)}.")
-    if brief and (more := len(told) - _MOST_SENTENCES) > 0:
-        told[_MOST_SENTENCES:] = [f"{more} more: -v."]
-    return told
+    offers = [_first(decision, first), *(_other(decision, offer) for offer in others)]
+    apart = [line for other in others[:1] if (line := _apart(first, other))]
+    between = [line for one, other in pairwise(others) if (line := _between(decision, one, other))]
+    until = decision.pays_until
+    pays = [] if until is None else [f"For {pays_text(until.schedule, until.bandwidth_bytes_per_s, until.latency_ns)}."]
+    told = [*offers, *apart, *between, *pays]
+    if most is None or len(told) <= most:
+        return told
+    kept = {*[*offers, *pays, *apart, *between][:most]}
+    return [*(line for line in told if line in kept), f"{format_count(len(told) - most, 'sentence')} more: -v."]
 
 
 def pays_text(schedule: str, bandwidth_bytes_per_s: int, latency_ns: int) -> str:

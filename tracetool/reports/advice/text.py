@@ -12,14 +12,14 @@ from tracetool.reports.answer.text import (
     aligned,
     columns_table,
     columns_with_room,
-    lines_left,
+    first_fitting,
     terminal_width,
     title,
     wrap,
     wrapped,
 )
 from tracetool.reports.answer.verdict import first_notes, gives_no_steps
-from tracetool.units import format_count, format_duration, format_size
+from tracetool.units import format_duration, format_size
 from tracetool.whatif.accuracy import format_error
 from tracetool.whatif.best import (
     UNPROVEN_MARK,
@@ -35,7 +35,7 @@ from tracetool.whatif.memory_limit import PEAK_ERROR_RATIO, is_near_the_limit
 from tracetool.whatif.results import step_change_error
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from tracetool.advice import Advice, Decided, Gain
     from tracetool.advice.cotune import CoTuning
@@ -51,7 +51,10 @@ _INDENT = " " * 12
 """Where the text of a headline begins."""
 
 
-def render_text(decided: Decided, facts: RunFacts, tuning: CoTuning | None = None, *, verbose: bool = False) -> bytes:
+def render_text(
+    decided: Decided, facts: RunFacts, tuning: CoTuning | None = None, *,
+    verbose: bool = False, after: str | None = None,
+) -> bytes:  # fmt: skip
     """The decision in a sentence or two, the offers in a table, what more buys in another, and two notes: one screen.
 
     Args:
@@ -59,34 +62,52 @@ def render_text(decided: Decided, facts: RunFacts, tuning: CoTuning | None = Non
         facts: Facts about the Run and the call.
         tuning: Other sizes of a microbatch, if that was asked for.
         verbose: Also everything about each offer, every plan, what was refused, and all notes.
+        after: What to run next, where that is known.
     """
     advice, answer, width = decided.advice[0], decided.advice[0].asked.answer, terminal_width()
     lines = [f"warning: {text}" for text in answer.warnings]
     if gives_no_steps(answer) and not verbose:
         lines.append("No advice: step times of such a replay say nothing of links; tracetool replay shows its orders.")
         return ("\n".join(wrapped(lines, width)) + "\n").encode()
-    lines += [*_tried(advice), *sentences(decided.decision), ""]
-    offers = [*_offers_table(decided.decision, width), ""]
-    if tuning is not None and not verbose:
-        return _sizes_screen(tuning, advice, (lines, offers), width)
-    lines += offers
+    lines += _tried(advice)
+    if not verbose:
+        above = wrapped(lines, width)
+        lines = first_fitting(([*above, *screen] for screen in _screens(decided, tuning, width)), width, after)
+        extrapolated = () if tuning is None else tuning.assumptions
+        notes = first_notes(answer.notes, width, lines, after, others=len(extrapolated))
+        return ("\n".join([*lines, *notes]) + "\n").encode()
+    lines += [*sentences(decided.decision), "", *_offers_table(decided.decision, width), ""]
     if tuning is not None:
         lines += [*_sizes_table(tuning, advice.scenario, len(tuning.candidates), width), ""]
-    if verbose:
-        for one in decided.advice:
-            lines += _in_full(one, facts, width)
-        lines += map(Note, (*_notes(decided.advice), *answer.notes))
-    else:
-        lines += [part for line in _near(advice) for part in wrap(line, width, _INDENT)]
-        if len(decided.advice) == 1:
-            resources = dict.fromkeys(gain.more.resource for gain in advice.gains)
-            largest = [gain for gain in map(advice.gain_of, resources) if gain is not None]
-            lines += _gains_table([gain for gain in largest if gain.gain_ratio >= RELEVANT_RATIO], advice.best)
-        lines = wrapped(lines, width)
-        lines += first_notes(answer.notes, width, lines)
+    for one in decided.advice:
+        lines += _in_full(one, facts, width)
+    lines += map(Note, (*_notes(decided.advice), *answer.notes))
     if tuning is not None:
         lines += [Note(f"extrapolated: {assumption}") for assumption in tuning.assumptions]
     return ("\n".join(wrapped(lines, width)) + "\n").encode()
+
+
+def _screens(decided: Decided, tuning: CoTuning | None, width: int) -> Iterator[list[str]]:
+    """The answer with less and less below its sentences, then with fewer of those."""
+    advice, decision = decided.advice[0], decided.decision
+    offers = [*_offers_table(decision, width), ""]
+    every = len(sentences(decision))
+    said = {most: wrapped([*sentences(decision, most), ""], width) for most in range(every, 0, -1)}
+    if tuning is not None:
+        sizes = range(len(tuning.candidates), min(_FEWEST_SIZES, len(tuning.candidates)) - 1, -1)
+        for head, most in ((head, most) for head in ([*said[every], *offers], said[every]) for most in sizes):
+            yield [*head, *wrapped(_sizes_table(tuning, advice.scenario, most, width), width), ""]
+        return
+    near = [part for line in _near(advice) for part in wrap(line, width, _INDENT)]
+    resources = dict.fromkeys(gain.more.resource for gain in advice.gains) if len(decided.advice) == 1 else ()
+    gains = [gain for gain in map(advice.gain_of, resources) if gain is not None and gain.gain_ratio >= RELEVANT_RATIO]
+    for count in range(len(gains), 0, -1):
+        yield [*said[every], *offers, *near, *_gains_table(gains[:count], advice.best)]
+    for below in (near, []):
+        for most in range(every, min(every, len(decision.offers) + 1) - 1, -1):
+            yield [*said[most], *offers, *below]
+    for most in range(every, 0, -1):
+        yield [*said[most], *offers]
 
 
 def _offers_table(decision: Decision, width: int) -> list[str]:
@@ -294,22 +315,6 @@ def _fits(metrics: Metrics, scenario: Scenario, *, feasible: bool | None) -> str
 def _table(rows: Sequence[tuple[str, ...]]) -> list[str]:
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     return [aligned(row, widths) for row in rows]
-
-
-def _sizes_screen(tuning: CoTuning, advice: Advice, above: tuple[Sequence[str], Sequence[str]], width: int) -> bytes:
-    """What other sizes of a microbatch would take, below what to run: as many as there is room for.
-
-    Where there is room for too few, the table of offers, the second part of what stands above, is left out.
-    """
-    notes = [*tuning.assumptions, *advice.asked.answer.notes]
-    more = wrapped([f"{format_count(len(notes), 'note')} more, and everything tried: -v"], width)
-    said, offers = (wrapped(part, width) for part in above)
-    counts = range(len(tuning.candidates), min(_FEWEST_SIZES, len(tuning.candidates)) - 1, -1)
-    for head, most in ((head, most) for head in ([*said, *offers], said) for most in counts):
-        lines = [*head, *wrapped(_sizes_table(tuning, advice.scenario, most, width), width), "", *more]
-        if lines_left(lines, width) >= 0:
-            break
-    return ("\n".join(lines) + "\n").encode()
 
 
 _FEWEST_SIZES = 2

@@ -15,7 +15,7 @@ from tracetool.whatif.best import recorded_test, rows_of
 from tracetool.whatif.wording import sharing_lines
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from tracetool.model.timeline import Metrics
     from tracetool.whatif.memory_limit import Shortage
@@ -310,14 +310,31 @@ _LONGEST_NEXT = 160
 """What to run next is not broken; commands that are longer than so many columns scroll."""
 
 
-def lines_left(lines: Sequence[str], width: int | None = None) -> int:
+def lines_left(lines: Sequence[str], width: int | None = None, after: str | None = None) -> int:
     """How many lines fit on a screen below some, with what to run next below them.
 
     Args:
         lines: As they are broken.
         width: Columns; by default the terminal's.
+        after: What to run next, where that is known.
     """
-    return _SCREEN_LINES - len(lines) - 1 - -(-_LONGEST_NEXT // (width or terminal_width()))
+    longest = _LONGEST_NEXT if after is None else len(f"Next: {after}")
+    return _SCREEN_LINES - len(lines) - 1 - -(-longest // (width or terminal_width()))
+
+
+def first_fitting(screens: Iterable[list[str]], width: int | None = None, after: str | None = None) -> list[str]:
+    """The first of answers that say less and less which leaves room for a line of notes; else the last.
+
+    Args:
+        screens: The answers as lines.
+        width: As ``lines_left`` takes it.
+        after: Likewise.
+    """
+    lines: list[str] = []
+    for lines in screens:
+        if lines_left(lines, width, after) >= 1:
+            break
+    return lines
 
 
 class Note(str):

@@ -69,21 +69,30 @@ _FIRST = (
 _MOST_NOTES = 2
 
 
-def first_notes(notes: Sequence[Notice], width: int | None = None, above: Sequence[str] = ()) -> list[str]:
+def first_notes(
+    notes: Sequence[Notice],
+    width: int | None = None,
+    above: Sequence[str] = (),
+    after: str | None = None,
+    *,
+    others: int = 0,
+) -> list[str]:
     """The notes of which an answer hangs most as lines, and how many more there are: two, and no more than fit.
 
     Args:
         notes: All of them.
         width: Columns; by default the terminal's.
         above: The lines of the answer that they stand below.
+        after: What to run next, where that is known.
+        others: How many more there are that are not among the notes.
     """
     shown = sorted((note for note in notes if note.code in _FIRST), key=lambda note: _FIRST.index(note.code))
     for count in range(min(_MOST_NOTES, len(shown)), -1, -1):
-        rest = len(notes) - count
+        rest = len(notes) + others - count
         told = wrapped(
             [*map(Note, shown[:count]), f"{format_count(rest, 'note')} more, and everything tried: -v"], width
         )
-        if not count or len(told) + 1 <= lines_left(above, width):
+        if not count or len(told) + 1 <= lines_left(above, width, after):
             return told
     return []
 

@@ -311,15 +311,15 @@ def map_of(dcs: Sequence[str]) -> str:
     return ",".join(format_ranges(of_dc).replace(", ", "+") for of_dc in ranks.values())
 
 
-def best_sentences(found: Sweep, *, brief: bool = False) -> list[str]:
+def best_sentences(found: Sweep, most: int | None = None) -> list[str]:
     """What to run in each named scenario; else what is best in how many, and where more bandwidth stops paying.
 
     Args:
         found: The sweep.
-        brief: As ``sentences`` takes it.
+        most: As ``sentences`` takes it.
     """
     if found.decision is not None:
-        return sentences(found.decision, brief=brief)
+        return sentences(found.decision, most)
     count = Counter(each.point.schedule for each in found.best if each.point is not None)
     if not count:
         return [f"In every scenario {nothing_fits(unchecked(found.points))}."]

@@ -6,7 +6,7 @@ from collections import Counter
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from tracetool.errors import Option
-from tracetool.reports.answer.text import Cells, Note, fitted_table, lines_left, table_width, wrapped
+from tracetool.reports.answer.text import Cells, Note, first_fitting, fitted_table, table_width, wrapped
 from tracetool.reports.answer.verdict import first_notes
 from tracetool.reports.sweep import best_sentences, map_of, trouble_counted, trouble_lines
 from tracetool.units import format_count
@@ -29,26 +29,28 @@ _ALL_RANKS = 8
 
 
 class _Axis(NamedTuple):
-    """A figure that points differ in: the field, and the two lines above its column."""
+    """A figure that points differ in: the field, what it is, and the two lines above its column."""
 
     name: str
+    word: str
     head: str
     unit: str = ""
 
 
 _AXES = (
-    _Axis("scenario", "scenario"),
-    _Axis("dcs", "DCs"),
-    _Axis("microbatches", "m"),
-    _Axis("hbm_bytes", "HBM", "GiB"),
-    _Axis("latency_ns", "latency", "ms"),
-    _Axis("bandwidth_bytes_per_s", "link", "Gbit/s"),
+    _Axis("scenario", "scenarios", "scenario"),
+    _Axis("dcs", "DCs by pipeline rank", "DCs"),
+    _Axis("microbatches", "microbatches", "m"),
+    _Axis("hbm_bytes", "HBM limit per rank", "HBM", "GiB"),
+    _Axis("latency_ns", "latency, one way", "latency", "ms"),
+    _Axis("bandwidth_bytes_per_s", "bandwidth of links", "link", "Gbit/s"),
 )
 
 
 def render_text(
-    found: Sweep, facts: RunFacts, price: Price | None, *, verbose: bool = True, kept: str = "-o sweep.parquet"
-) -> bytes:
+    found: Sweep, facts: RunFacts, price: Price | None, *,
+    verbose: bool = True, kept: str = "-o sweep.parquet", after: str | None = None,
+) -> bytes:  # fmt: skip
     """Tables of 80 columns at most: what to run per scenario, knees, the Pareto front; what did not fit and why.
 
     Args:
@@ -57,15 +59,17 @@ def render_text(
         price: What links cost, if that was said.
         verbose: Everything; else one screen.
         kept: What has all points.
+        after: What to run next, where that is known.
     """
-    if not verbose:
-        fitting = (lines for lines in _screens(found, price, kept) if lines_left(lines) >= 1)
-        lines = next(fitting, [])
-        return ("\n".join([*lines, *first_notes(found.notes, None, lines)]).rstrip() + "\n").encode()
-    told = wrapped(best_sentences(found), table_width())
-    lines = [*told, "", facts.name, *_summary(found), "", *_best(found, _ROWS, kept), *_knees(found, verbose=True)]
-    lines += [*(_pareto(found, price, _ROWS, kept) if price else []), *wrapped(trouble_lines(found))]
-    return ("\n".join([*lines, *wrapped([*map(Note, found.notes)])]).rstrip() + "\n").encode()
+    if verbose:
+        lines = [*wrapped(best_sentences(found), table_width()), "", facts.name, *_summary(found), ""]
+        lines += [*_best(found, _ROWS, kept), *_knees(found, verbose=True)]
+        lines += [*(_pareto(found, price, _ROWS, kept) if price else []), *wrapped(trouble_lines(found))]
+        notes = wrapped([*map(Note, found.notes)])
+    else:
+        lines = first_fitting(_screens(found, price, kept), None, after)
+        notes = first_notes(found.notes, None, lines, after)
+    return ("\n".join([*lines, *notes]).rstrip() + "\n").encode()
 
 
 def _screens(found: Sweep, price: Price | None, kept: str) -> Iterator[list[str]]:
@@ -73,7 +77,8 @@ def _screens(found: Sweep, price: Price | None, kept: str) -> Iterator[list[str]
 
     The sentences say where more bandwidth stops paying, so that table goes first.
     """
-    told = [*wrapped(best_sentences(found, brief=True), table_width()), ""]
+    every = best_sentences(found)
+    told = [*wrapped(every, table_width()), ""]
     points = [_summary(found)[0], ""]
     trouble, counted = wrapped(trouble_lines(found)), wrapped(trouble_counted(found))
     priced = price if any(point.is_pareto for point in found.points) else None
@@ -84,10 +89,10 @@ def _screens(found: Sweep, price: Price | None, kept: str) -> Iterator[list[str]
     if priced is None:
         yield [*told, *points, *rows(_SCREEN_ROWS), *_knees(found, verbose=False), *trouble]
     for most in range(_SCREEN_ROWS, 0, -1):
-        yield [*told, *points, *rows(most), *trouble]
-        yield [*told, *points, *rows(most), *counted]
-        yield [*told, *rows(most), *counted]
-    yield told
+        table = rows(most)
+        yield from ([*told, *points, *table, *trouble], [*told, *points, *table, *counted], [*told, *table, *counted])
+    for most in range(len(every), 0, -1):
+        yield [*wrapped(best_sentences(found, most), table_width()), "", *rows(1), *counted]
 
 
 def _summary(found: Sweep) -> list[str]:
@@ -103,7 +108,7 @@ def _summary(found: Sweep) -> list[str]:
             listed = ("; " if axis.name == "dcs" else ", ").join(texts) if are_few else f"{texts[0]} to {texts[-1]}"
             many = "" if are_few else f" ({len(texts)} values)"
             others = "; scenarios whose links differ: see notes" if any(_differ(p, axis.name) for p in points) else ""
-            lines.append(f"{_WORDS[axis.name]}: {listed} {axis.unit}".rstrip() + many + others)
+            lines.append(f"{axis.word}: {listed} {axis.unit}".rstrip() + many + others)
     modes: dict[str, list[str]] = {}
     for point in points:
         modes.setdefault(point.p2p, []).append(point.schedule)
@@ -113,14 +118,6 @@ def _summary(found: Sweep) -> list[str]:
 
 
 _LISTED = 4
-_WORDS = {
-    "scenario": "scenarios",
-    "dcs": "DCs by pipeline rank",
-    "microbatches": "microbatches",
-    "hbm_bytes": "HBM limit per rank",
-    "latency_ns": "latency, one way",
-    "bandwidth_bytes_per_s": "bandwidth of links",
-}
 
 
 def _state(point: SweepPoint) -> str:
@@ -138,13 +135,12 @@ def _value(name: str, value: object) -> str:
     if name == "dcs" and isinstance(value, tuple):
         return map_of(value)
     if isinstance(value, int):
-        factor = {"hbm_bytes": 1 / 2**30, "latency_ns": 1e-6, "at_latency_ns": 1e-6, "bandwidth_bytes_per_s": 8e-9}.get(
-            name
-        )
+        factor = _FACTORS.get(name)
         return str(value) if factor is None else f"{value * factor:.4g}"
     return str(value)
 
 
+_FACTORS = {"hbm_bytes": 1 / 2**30, "latency_ns": 1e-6, "at_latency_ns": 1e-6, "bandwidth_bytes_per_s": 8e-9}
 _FIGURES = ("latency_ns", "bandwidth_bytes_per_s")
 
 
@@ -296,7 +292,7 @@ def _knees(found: Sweep, *, verbose: bool) -> list[str]:
     """Of each schedule; rows that differ in the memory limit alone are one."""
     if not found.knees:
         return []
-    axes = [*_varying(found.knees, _AXES[:4]), _Axis("at_latency_ns", "at", "ms")]
+    axes = [*_varying(found.knees, _AXES[:4]), _Axis("at_latency_ns", "latency", "at", "ms")]
     names_of = _RowNames(found.knees, axes)
     rows: dict[tuple[object, ...], tuple[Knee, bool]] = {}
     for knee in found.knees:
