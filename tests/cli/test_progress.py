@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import click
 import pytest
-from helpers.recorded import SAMPLES
+from helpers.recorded import ROOT, SAMPLES, data
 
 from tracetool.cli import run
 from tracetool.cli.output import ProgressBar
@@ -15,9 +16,57 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 SAMPLE = str(SAMPLES / "h100-1f1b")
+NETWORKS = ROOT / "schemas" / "networks"
+H200 = ROOT / "tests" / "data" / "h200-overlap"
+LAYERS = [str(H200 / "traces" / "nvlink" / f"8192_4096_2752_{side}_coll") for side in ("ag", "rs")]
 LINKED = ["--schedule", "1f1b,gpipe", "--dc", "0-1,2-3", "--link", "dc0-dc1=25Gbit/s,10ms"]
 SWEPT = ["--schedule", "1f1b", "--dc", "0-1,2-3", "--bandwidth", "10..40Gbit/s*2", "--latency", "1ms", "--jobs", "1"]
 PAPER = ["--model", "13b", "--efficiency", "55%", "--microbatches", "8", "--distances", "80km"]
+
+
+@pytest.fixture
+def bars(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> Callable[[list[str]], list[tuple[str, int, int]]]:
+    """Runs a command on a terminal; gives of each bar what it counts, of how many, and how far it came."""
+    shown: list[tuple[str, list[int]]] = []
+    start, advance = ProgressBar.start, ProgressBar.advance
+
+    def started(bar: ProgressBar, total: int) -> None:
+        start(bar, total)
+        shown.append((bar.of, [total, 0]))
+
+    def advanced(bar: ProgressBar, count: int) -> None:
+        advance(bar, count)
+        shown[-1][1][1] += count
+
+    def asked(words: list[str]) -> list[tuple[str, int, int]]:
+        monkeypatch.setattr("sys.stderr.isatty", lambda: True)
+        assert run(words) == 0
+        return [(of, total, done) for of, (total, done) in shown]
+
+    monkeypatch.setattr(ProgressBar, "start", started)
+    monkeypatch.setattr(ProgressBar, "advance", advanced)
+    monkeypatch.setenv("TERM", "xterm-256color")
+    monkeypatch.setenv("COLUMNS", "100")
+    return asked
+
+
+Bars = Callable[[list[str]], list[tuple[str, int, int]]]
+"""What the fixture gives."""
+
+
+def _check(of: str, shown: list[tuple[str, int, int]], err: str) -> None:
+    """One bar of that at least is for several, every bar but of bytes ends where all is done, and time left is told."""
+    total, done = next((total, done) for unit, total, done in shown if unit == of and total > 1)
+    assert all(each == reached for unit, each, reached in shown if unit != "bytes")
+    text = click.unstyle(err)
+    if of == "bytes":
+        assert done == pytest.approx(total, rel=0.01)
+    else:
+        assert of in text
+        assert f"/{total} " in text
+    assert "0:0" in text or "-:--:--" in text
 
 
 @pytest.mark.parametrize(
@@ -31,43 +80,34 @@ PAPER = ["--model", "13b", "--efficiency", "55%", "--microbatches", "8", "--dist
         (["sweep", SAMPLE, *SWEPT, "--no-knees"], "points"),
         (["paper", "geopipe", *PAPER], "settings"),
         (["ingest", SAMPLE, "-o", "x.run"], "bytes"),
+        (["explain", SAMPLE, *LINKED[2:]], "replays"),
+        (["overlap", *LAYERS], "layers"),
+        (["overlap", *LAYERS, "--measured", str(H200 / "measured.json")], "rows"),
     ],
     ids=lambda value: " ".join(word for word in value[:3] if "/" not in word) if isinstance(value, list) else value,
 )
 def test_a_bar_ends_where_all_is_done(
-    words: list[str], of: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    words: list[str],
+    of: str,
+    bars: Bars,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    bars: list[list[int]] = []
-    units: list[str] = []
+    _check(of, bars(words), capsys.readouterr().err)
 
-    start, advance = ProgressBar.start, ProgressBar.advance
 
-    def started(bar: ProgressBar, total: int) -> None:
-        start(bar, total)
-        bars.append([total, 0])
-        units.append(bar.of)
-
-    def advanced(bar: ProgressBar, count: int) -> None:
-        advance(bar, count)
-        bars[-1][1] += count
-
-    monkeypatch.setattr(ProgressBar, "start", started)
-    monkeypatch.setattr(ProgressBar, "advance", advanced)
-    monkeypatch.setenv("TERM", "xterm-256color")
-    monkeypatch.setenv("COLUMNS", "100")
-    monkeypatch.setattr("sys.stderr.isatty", lambda: True)
-    assert run(words) == 0
-    shown = click.unstyle(capsys.readouterr().err)
-    total, done = bars[units.index(of)]
-    assert all(each[0] == each[1] for each, unit in zip(bars, units, strict=True) if unit != "bytes")
-    assert total > 1
-    if of == "bytes":
-        assert done == pytest.approx(total, rel=0.01)
-    else:
-        assert of in shown
-        assert f"/{total} " in shown
-    assert "0:0" in shown or "-:--:--" in shown
+@pytest.mark.parametrize(("command", "of"), [("validate", "rows"), ("estimate", "plans")])
+def test_a_bar_of_what_others_measured_ends_too(
+    command: str, of: str, bars: Bars, capsys: pytest.CaptureFixture[str]
+) -> None:
+    plans, layers = (str(data("sailor-gh200", name)) for name in ("plans.json", "layers.json"))
+    words = {
+        "validate": [SAMPLE, str(data("h100-pp4", "measured.json"))],
+        "estimate": ["--plans", plans, "--layers", layers, "--network", str(NETWORKS / "gh200.toml")],
+    }
+    _check(of, bars([command, *words[command]]), capsys.readouterr().err)
 
 
 @pytest.mark.parametrize("quiet", [False, True])

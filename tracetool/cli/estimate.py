@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from tracetool.cli.output import JSON, QUIET, VERBOSE, following, next_step, print_result
+from tracetool.cli.output import JSON, QUIET, VERBOSE, ProgressBar, following, next_step, print_result
 from tracetool.cli.question import command_line
 from tracetool.cli.topology import NETWORK
 from tracetool.errors import ScenarioError
@@ -64,14 +64,14 @@ def estimate(
     if plans is not None:
         if model is not None or fit:
             raise ScenarioError("plans are predicted from layer timings alone.", hint="leave model and --fit out")
-        _plans(plans, timings, choice, verbose=verbose, as_json=as_json)
+        _plans(plans, timings, choice, verbose=verbose, as_json=as_json, quiet=quiet)
     elif model is not None and model.is_dir():
         raise ScenarioError(
             f"{model} is a folder, and a model's shapes are in a TOML file.",
             hint=f"of traces, tracetool replay {shlex.quote(str(model))} tells what a step takes",
         )
     elif model is not None:
-        _model(model, fit, timings, choice, verbose=verbose, as_json=as_json)
+        _model(model, fit, timings, choice, verbose=verbose, as_json=as_json, quiet=quiet)
         if not as_json:
             next_step(following("estimate", "-v"), quiet=quiet or verbose)
     else:
@@ -86,6 +86,7 @@ def _model(
     *,
     verbose: bool,
     as_json: bool,
+    quiet: bool,
 ) -> None:
     from tracetool.estimate.estimating import estimate as run
     from tracetool.estimate.file import read_model
@@ -94,10 +95,11 @@ def _model(
 
     asked = read_model(model, fit, choice, timed=timings is not None)
     jobs = [asked.job, *asked.measured]
-    if choice is not None and timings is None:
-        done, *rows = estimate_many(jobs, choice)
-    else:
-        done, *rows = (run(job, choice, timings) for job in jobs)
+    with ProgressBar(quiet=quiet, doing="estimating", of="jobs") as progress:
+        if choice is not None and timings is None:
+            done, *rows = estimate_many(jobs, choice, progress)
+        else:
+            done, *rows = (run(job, choice, timings) for job in jobs)
     facts = _facts(choice, timings)
     if as_json:
         print_result(json.render_estimate(done, rows, asked.fitted, facts).decode())
@@ -106,7 +108,13 @@ def _model(
 
 
 def _plans(
-    plans: Path, timings: LayerTimings | None, choice: NetworkChoice | None, *, verbose: bool, as_json: bool
+    plans: Path,
+    timings: LayerTimings | None,
+    choice: NetworkChoice | None,
+    *,
+    verbose: bool,
+    as_json: bool,
+    quiet: bool,
 ) -> None:
     from dataclasses import replace
 
@@ -118,7 +126,8 @@ def _plans(
             "plans are predicted from layer timings over a network.", hint="add --layers LAYERS.json --network N.toml"
         )
     listed, digest = read_plans(plans)
-    done = predict_plans(listed, digest, timings, choice)
+    with ProgressBar(quiet=quiet, doing="predicting", of="plans") as progress:
+        done = predict_plans(listed, digest, timings, choice, progress)
     facts = replace(_facts(choice, timings), plans=str(plans))
     if as_json:
         print_result(json.render_plans(done, facts).decode())

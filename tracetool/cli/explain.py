@@ -6,7 +6,17 @@ from typing import TYPE_CHECKING
 
 import click
 
-from tracetool.cli.output import JSON, PATHS, QUIET, VERBOSE, complete_schedules, following, free_name, next_step
+from tracetool.cli.output import (
+    JSON,
+    PATHS,
+    QUIET,
+    VERBOSE,
+    ProgressBar,
+    complete_schedules,
+    following,
+    free_name,
+    next_step,
+)
 from tracetool.cli.question import CHUNKS, EXTRA_FORWARDS, TIME_LIMIT, Words, ask, question_options
 
 if TYPE_CHECKING:
@@ -70,14 +80,16 @@ def explain(
             )
         (schedule,) = check_schedules(parse_names(schedule))
     question = ask(paths, words, quiet=quiet)
-    explained = why(
-        question.found,
-        schedule,
-        question.scenario,
-        extra_forwards=parse_counts(extra_forwards) if extra_forwards else None,
-        chunks=chunks,
-        time_limit_s=time_limit_s,
-    )
+    with ProgressBar(quiet=quiet, doing="replaying", of="replays") as progress:
+        explained = why(
+            question.found,
+            schedule,
+            question.scenario,
+            extra_forwards=parse_counts(extra_forwards) if extra_forwards else None,
+            chunks=chunks,
+            time_limit_s=time_limit_s,
+            progress=progress,
+        )
     facts = question.facts()
     width = terminal_width()
     form = render_json(explained, facts) if as_json else render_text(explained, facts, width, verbose=verbose)

@@ -72,7 +72,8 @@ def overlap(
     with ProgressBar(quiet=quiet) as progress:
         recordings = read_recordings(traces, progress)
     if file is not None:
-        done = compare(recordings, file[0])
+        with ProgressBar(quiet=quiet, doing="predicting", of="rows") as progress:
+            done = compare(recordings, file[0], progress)
         info = InputInfo(name=str(measured), digest=file[1])
         printed = (
             report.render_comparison_json(done, names, info, facts)
@@ -80,7 +81,8 @@ def overlap(
             else report.render_comparison_text(done, info, verbose=verbose)
         )
     else:
-        answer = answer_for(recordings, tried, bandwidths=bandwidths)
+        with ProgressBar(quiet=quiet, doing="simulating", of="layers") as progress:
+            answer = answer_for(recordings, tried, bandwidths=bandwidths, progress=progress)
         printed = (
             report.render_answer_json(answer, names, facts)
             if as_json

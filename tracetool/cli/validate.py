@@ -85,7 +85,8 @@ def validate(
     found = [reconstruct(each, step=step if each is opened[0] else None, pipeline=pipeline) for each in opened]
     if costs_from is not None and other is not None:
         found[0] = borrow_slowdown(found[0], other, costs_from)
-    done = compare(Sources(*found), measurements)
+    with ProgressBar(quiet=quiet, doing="predicting", of="rows") as progress:
+        done = compare(Sources(*found), measurements, progress)
     names = [str(path) for path in (run, memory_from) if path is not None]
     facts = validation_facts(
         names,

@@ -14,6 +14,7 @@ from tracetool.estimate.estimating import Estimate, told_of
 from tracetool.estimate.memory import transient_bytes
 from tracetool.estimate.stages import JobCosts, schedule_of, transport_of
 from tracetool.model.action import ActionKind
+from tracetool.model.notice import unasked
 from tracetool.model.topology import Topology
 from tracetool.replays.compiled import Compiled
 from tracetool.replays.sweeping import Durations
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from tracetool.estimate.estimating import Job
+    from tracetool.model.notice import Progress
     from tracetool.network.file import NetworkChoice
     from tracetool.replays.flow import Int32s, Int64s
 
@@ -48,12 +50,13 @@ class _Shape:
     most_last: int
 
 
-def estimate_many(jobs: Sequence[Job], choice: NetworkChoice) -> list[Estimate]:
+def estimate_many(jobs: Sequence[Job], choice: NetworkChoice, progress: Progress | None = None) -> list[Estimate]:
     """What ``estimate`` gives of each job.
 
     Args:
         jobs: What to estimate.
         choice: The network of all.
+        progress: Told how many jobs there are, and how many are estimated.
 
     Raises:
         ScenarioError: If something does not divide, or a figure is not positive.
@@ -64,11 +67,14 @@ def estimate_many(jobs: Sequence[Job], choice: NetworkChoice) -> list[Estimate]:
         job.training.check(job.model, job.device)
         alike[job.training.stages, job.training.chunks, job.training.microbatches].append(number)
     done: dict[int, Estimate] = {}
+    progress = progress or unasked()
+    progress.start(len(jobs))
     for key, numbers in alike.items():
         shape = _shape(*key)
         for first in range(0, len(numbers), _TOGETHER):
             some = numbers[first : first + _TOGETHER]
             done.update(zip(some, _estimates(shape, [jobs[number] for number in some], choice), strict=True))
+            progress.advance(len(some))
     return [done[number] for number in range(len(jobs))]
 
 

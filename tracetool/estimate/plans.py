@@ -18,6 +18,7 @@ from tracetool.estimate.memory import peaks_bytes
 from tracetool.estimate.runtimes import RUNTIME_MODELS
 from tracetool.estimate.timed import TimedPlan, timed_pipeline
 from tracetool.estimate.training import widened
+from tracetool.model.notice import unasked
 from tracetool.model.scenario import Scenario
 from tracetool.replays.scenarios import replay_many
 from tracetool.tables.fields import doc
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from tracetool.estimate.timings import LayerTimings
+    from tracetool.model.notice import Progress
     from tracetool.network.file import NetworkChoice
 
 _Count = Annotated[int, msgspec.Meta(ge=1, le=1 << 20)]
@@ -166,7 +168,11 @@ def read_plans(path: Path) -> tuple[list[MeasuredPlan], str]:
 
 
 def predict_plans(
-    plans: Sequence[MeasuredPlan], digest: str, timings: LayerTimings, choice: NetworkChoice
+    plans: Sequence[MeasuredPlan],
+    digest: str,
+    timings: LayerTimings,
+    choice: NetworkChoice,
+    progress: Progress | None = None,
 ) -> PredictedPlans:
     """Predict every plan; nothing is fitted to any of them.
 
@@ -175,8 +181,15 @@ def predict_plans(
         digest: Of their file.
         timings: Layer timings.
         choice: The network; its outermost tier is taken to hold the largest plan.
+        progress: Told how many plans there are, and how many are predicted.
     """
-    return PredictedPlans(tuple(_predicted(plan, plans, timings, choice) for plan in plans), digest)
+    progress = progress or unasked()
+    progress.start(len(plans))
+    predicted = []
+    for plan in plans:
+        predicted.append(_predicted(plan, plans, timings, choice))
+        progress.advance(1)
+    return PredictedPlans(tuple(predicted), digest)
 
 
 def _predicted(

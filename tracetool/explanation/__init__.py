@@ -24,7 +24,7 @@ from tracetool.causes.removals import (
 from tracetool.costs.over_links import crossing_uses
 from tracetool.errors import TraceToolError, checked
 from tracetool.explanation.path import PathPart, told
-from tracetool.model.notice import Silent
+from tracetool.model.notice import unasked
 from tracetool.model.pipeline import BLOCKING, BY_EDGE
 from tracetool.model.scenario import Scenario
 from tracetool.model.schedule import OBSERVED
@@ -40,6 +40,7 @@ if TYPE_CHECKING:
 
     from tracetool.causes.chain import ChainPiece
     from tracetool.causes.removals import HowRemoved
+    from tracetool.model.notice import Progress
     from tracetool.model.pipeline import ActionCost, P2PMode
     from tracetool.reconstruction import Reconstruction
     from tracetool.whatif.results import Answer
@@ -224,6 +225,7 @@ def explain(
     extra_forwards: tuple[int, ...] | None = None,
     chunks: int | None = None,
     time_limit_s: float | None = None,
+    progress: Progress | None = None,
 ) -> Explanation:
     """Explain the recording, or a schedule in a scenario.
 
@@ -235,6 +237,7 @@ def explain(
         extra_forwards: For schedules that are tuned, per pipeline rank; chosen by ``choose_depth`` if not given.
         chunks: Stages per rank that schedules of several get from a trace of one.
         time_limit_s: For optimal: how long to search; by default half a minute.
+        progress: Told how many replays of schedules there are, then of what they take without each cause.
 
     Raises:
         ScheduleError: If the schedule does not fit.
@@ -245,7 +248,7 @@ def explain(
         >>> worst.cause.value, worst.mean_ns, worst.removal.how, worst.removal.step_ns
         ('cross_dc_latency', 84228649, 'links with 0 ms latency', 261038125)
     """
-    scenario = scenario or Scenario()
+    scenario, progress = scenario or Scenario(), progress or unasked()
     seen = schedule is None and _changes_nothing(scenario)
     name = schedule or OBSERVED
     # The observed order cannot be made longer; a schedule compared with itself is replayed twice.
@@ -258,7 +261,7 @@ def explain(
         extra_forwards=extra_forwards,
         chunks=chunks,
         time_limit_s=time_limit_s,
-        progress=Silent(),
+        progress=progress,
     )
     (result,) = done.results
     order, mode = result.replayed.schedule, result.p2p
@@ -285,7 +288,13 @@ def explain(
     means = mean_by_cause(by_cause)
     largest = sorted((cause for cause, ns in by_cause.items() if any(ns)), key=lambda cause: -sum(by_cause[cause]))
     ways = dict.fromkeys(cause.removal for cause in largest[:MOST_CAUSES])  # causes may be removed together
-    removals = {how: remove(how, explained) for how in ways}
+    progress.start(len(ways) + 1)
+    removals = {}
+    for how in ways:
+        removals[how] = remove(how, explained)
+        progress.advance(1)
+    without_any = remove_all(explained)
+    progress.advance(1)
     return Explanation(
         answer=done,
         name=(done.observed_schedule or OBSERVED) if seen else result.schedule,
@@ -301,7 +310,7 @@ def explain(
             CauseFound(cause, by_cause[cause], means[cause], removals[cause.removal]) for cause in largest[:MOST_CAUSES]
         ),
         rest_ns=sum(means[cause] for cause in largest[MOST_CAUSES:]),
-        without_any=remove_all(explained),
+        without_any=without_any,
         over_no_links=over_no_links(explained) if _crosses_inside(explained) else None,
         remark=result.remark,
         tiers=without_tiers(explained),

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from tracetool.errors import BadQuery, ReconstructError
+from tracetool.model.notice import unasked
 from tracetool.overlap.calibration import calibrate
 from tracetool.overlap.measured import Timing
 from tracetool.overlap.prediction import CallTime, SeenError, call_time, seen_error
@@ -15,6 +16,7 @@ from tracetool.overlap.variants import ELEMENT_BYTES, LayerShape
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from tracetool.model.notice import Progress
     from tracetool.overlap.machine import Machine
     from tracetool.overlap.recording import LayerRecording
 
@@ -180,7 +182,11 @@ _HOLDS_NONE = "no collective and no product of a known kernel"
 
 
 def answer_for(
-    recordings: Sequence[LayerRecording], ways: Sequence[str] = WAYS, *, bandwidths: Sequence[int] = ()
+    recordings: Sequence[LayerRecording],
+    ways: Sequence[str] = WAYS,
+    *,
+    bandwidths: Sequence[int] = (),
+    progress: Progress | None = None,
 ) -> OverlapAnswer:
     """Evaluate ways for every layer that was recorded as it is.
 
@@ -188,6 +194,7 @@ def answer_for(
         recordings: Of layers.
         ways: What to try; none first.
         bandwidths: Of other links between the ranks, in bytes per second, to try the same over.
+        progress: Told how many sides of layers there are, over all links, and how many are evaluated.
 
     Raises:
         ReconstructError: If no product stands beside a collective.
@@ -199,9 +206,11 @@ def answer_for(
             "no matrix product stands beside a collective of its bytes.",
             hint="CUDA graphs and compiled kernels hide them; so do recordings without shapes",
         )
-    device = recordings[0].device
+    device, progress = recordings[0].device, progress or unasked()
+    progress.start(len(found) * (1 + len(bandwidths)))
 
     def evaluated(shape: LayerShape, side: str, of: Machine, tried: Sequence[str]) -> LayerSide:
+        progress.advance(1)
         return LayerSide(shape, side, of.gather.ranks, tuple(_way(way, side, shape, of, device) for way in tried))
 
     linked = [way for way in ways if way != ASYNC_TP]

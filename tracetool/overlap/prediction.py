@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from math import isfinite
 from typing import TYPE_CHECKING
 
+from tracetool.model.notice import unasked
 from tracetool.overlap.calibration import calibrate
 from tracetool.overlap.program import Stream
 from tracetool.overlap.simulation import Physics, Simulation
@@ -15,6 +16,7 @@ from tracetool.overlap.variants import LayerShape, issue_calls, parts_of, side_o
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
+    from tracetool.model.notice import Progress
     from tracetool.overlap.machine import Machine
     from tracetool.overlap.measured import MeasuredVariant, MeasuredVariants, Timing
     from tracetool.overlap.program import Program
@@ -230,13 +232,16 @@ class OverlapComparison:
         return max(map(abs, self.errors), default=None)
 
 
-def compare(recordings: Sequence[LayerRecording], measured: MeasuredVariants) -> OverlapComparison:
+def compare(
+    recordings: Sequence[LayerRecording], measured: MeasuredVariants, progress: Progress | None = None
+) -> OverlapComparison:
     """Predict every row of a file of measured variants from recordings of the same machine.
 
     Args:
         recordings: Of layers as they are. Where folders are named as transports of rows, these rows are predicted from
             those alone, and others not at all.
         measured: The file.
+        progress: Told how many rows there are, and how many are predicted.
 
     Raises:
         ReconstructError: If the recordings tell nothing of the machine.
@@ -245,8 +250,13 @@ def compare(recordings: Sequence[LayerRecording], measured: MeasuredVariants) ->
     named = {name: [each for each in recordings if name in each.name.split("/")] for name in transports}
     used = {name: of_it for name, of_it in named.items() if of_it} or {name: [*recordings] for name in transports}
     machines = {name: calibrate(of_it) for name, of_it in used.items()}
-    rows = tuple(_predict(row, machines.get(row.transport), measured.timing) for row in measured.results)
-    return OverlapComparison(rows, tuple(_winners(rows)))
+    progress = progress or unasked()
+    progress.start(len(measured.results))
+    rows = []
+    for row in measured.results:
+        rows.append(_predict(row, machines.get(row.transport), measured.timing))
+        progress.advance(1)
+    return OverlapComparison(tuple(rows), tuple(_winners(rows)))
 
 
 def _predict(row: MeasuredVariant, machine: Machine | None, timing: Timing) -> PredictedVariant:

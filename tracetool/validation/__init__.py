@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from tracetool.costs.borrowed import with_memory_of
 from tracetool.errors import ScenarioError, TraceToolError
+from tracetool.model.notice import unasked
 from tracetool.model.scenario import Scenario
 from tracetool.model.timeline import measure
 from tracetool.model.topology import between_ranks
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from tracetool.model.notice import Notice
+    from tracetool.model.notice import Notice, Progress
     from tracetool.model.pipeline import Pipeline
     from tracetool.model.schedule import PipelineShape, Schedule
     from tracetool.reconstruction import Reconstruction
@@ -100,12 +101,13 @@ class Validation:
         return sum(row.prediction is None for row in self.rows)
 
 
-def validate(sources: Sources, measurements: Measurements) -> Validation:
+def validate(sources: Sources, measurements: Measurements, progress: Progress | None = None) -> Validation:
     """Predict every row of a file of measured steps.
 
     Args:
         sources: What to predict from.
         measurements: The file.
+        progress: Told how many rows there are, and how many are predicted.
 
     Raises:
         ScenarioError: If the memory figures are of another pipeline than the Run.
@@ -113,10 +115,15 @@ def validate(sources: Sources, measurements: Measurements) -> Validation:
     run = sources.run
     pipeline = run.pipeline if sources.memory is None else with_memory_of(run.pipeline, sources.memory.pipeline)
     predictor = _Predictor(pipeline, run.observed.global_ranks, measurements.folder)
-    rows = tuple(_row(step, measurements, run, predictor) for step in measurements.steps)
+    progress = progress or unasked()
+    progress.start(len(measurements.steps))
+    rows = []
+    for step in measurements.steps:
+        rows.append(_row(step, measurements, run, predictor))
+        progress.advance(1)
     return Validation(
         sources,
-        rows,
+        tuple(rows),
         recorded_ns=measure(run.observed).step_ns,
         replayed_ns=evaluate(run.pipeline.as_recorded(), run.pipeline.observed).metrics.step_ns,
         notes=(
