@@ -277,3 +277,20 @@ def test_a_damaged_run_is_refused(capsys: pytest.CaptureFixture[str], tmp_path: 
     _, err = said(capsys, 2, sample(), bad)
     assert "has schema version 3.0" in err
     assert "ingest the traces again" in err
+
+
+@pytest.mark.parametrize(("factor", "code"), [(0.9, 0), (1.0, 1)])
+def test_a_shorter_step_outweighs_what_it_is_made_of(
+    factor: float, code: int, capsys: pytest.CaptureFixture[str], base: Path
+) -> None:
+    """Computes that take a tenth longer close the gate unless the step is shorter; a limit on them closes it anyway."""
+    new = report(base.with_name("new.json"), tuple(factor * each for each in QUIET_STEPS))
+    made = json.loads(new.read_text(encoding="utf-8"))
+    for step in made["recording"]["steps"]:
+        step["compute_ns"] = round(step["compute_ns"] * 1.1 / factor)
+    new.write_text(json.dumps(made), encoding="utf-8")
+    found = as_json(capsys, code, base, new)
+    assert verdict(found, "step_ns") == ("improved" if factor < 1 else "unchanged")
+    assert verdict(found, "compute_ns") == "regressed"
+    assert found["failures"] == (["regressed: compute_ns"] if code else [])
+    assert as_json(capsys, 1, base, new, "--fail-on", "compute_ns>+2%")["failures"]

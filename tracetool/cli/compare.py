@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     multiple=True,
     metavar="'step_ns>+3%'",
     help="Limit: a change ('bubble_ratio>+2%', 'step_ns>+5ms') or a value ('step_ns>400ms'). Repeatable. Without any, "
-    "whatever regressed fails.",
+    "whatever regressed fails; of a shorter step, or of two schedules, only the step and the peak.",
 )
 @click.option("--least-change", metavar="2%", default="2%", show_default=True, help="Least change that counts.")
 @click.option(
@@ -100,7 +100,8 @@ def compare(
     """Compare Runs, raw traces or reports (of replay --json), or several of each: what changed, and why.
 
     Steps of other traces are held against each other with a rank test and a least change; of the same traces every
-    number must be the same. Exits with 1 if anything regressed, or a limit is exceeded or cannot be told.
+    number must be the same. Exits with 1 if anything regressed (of a shorter step, or of two schedules, the step or the
+    peak), or a limit is exceeded or cannot be told.
 
     \b
     Examples:

@@ -22,7 +22,7 @@ from tracetool.comparison.comparable import (
 )
 from tracetool.comparison.limits import Check, Limit, check
 from tracetool.comparison.replayed import asked_of_both
-from tracetool.comparison.verdict import Line, Rules, is_headline, judge
+from tracetool.comparison.verdict import Line, Rules, is_headline, is_part, judge
 from tracetool.errors import TraceToolError
 from tracetool.model.notice import Notice, NoticeCode, Notices
 from tracetool.registry import Pictured
@@ -35,6 +35,8 @@ if TYPE_CHECKING:
     from tracetool.comparison.sides import Side
 
 Gate = Literal["tool", "workload"]
+_GOALS = ("step_ns", "peak_hbm_bytes")
+"""What is to be small; the rest says how that comes about."""
 _FAR_OFF = 0.1
 """Share of the step by which replay may miss it before its causes are doubted; of recordings on GPUs it misses 1 %."""
 
@@ -59,6 +61,7 @@ class Comparison(Pictured):
         notes: What could not be compared or told.
         apart: Of these, why the sides are no two versions of one thing.
         figures: Of the same traces, paths of figures that are not the same in both reports.
+        is_of_two_orders: Whether the sides ran their actions, or issued their messages, in another order.
     """
 
     base: Side
@@ -75,6 +78,7 @@ class Comparison(Pictured):
     notes: tuple[Notice, ...] = ()
     apart: tuple[str, ...] = ()
     figures: tuple[str, ...] = ()
+    is_of_two_orders: bool = False
 
     @property
     def headlines(self) -> tuple[Line, ...]:
@@ -101,8 +105,9 @@ class Comparison(Pictured):
     def failures(self) -> tuple[str, ...]:
         """Why the gate is closed, a sentence each; empty if it is open.
 
-        Without limits, anything that regressed closes it. With limits, those that are exceeded or cannot be told. What
-        is no question of more steps closes it either way: sides that have too little in common.
+        Without limits, anything that regressed closes it; but where the step got shorter, or the sides ran two orders,
+        whose actions run beside other things, the step and the peak alone do. With limits, those that are exceeded or
+        cannot be told. What is no question of more steps closes it either way: sides that have too little in common.
         """
         apart = [] if self.allow_inconclusive else list(self.apart)
         if self.gate == "tool":
@@ -114,7 +119,11 @@ class Comparison(Pictured):
             return (*apart, *drift, *self._failed())
         if self.checks:
             return (*apart, *self._failed())
-        worse = [line.key.text for line in self.lines if line.verdict == "regressed"]
+        is_shorter = any(line.key.text == "step_ns" and line.verdict == "improved" for line in self.lines)
+        regressed = [line.key for line in self.lines if line.verdict == "regressed"]
+        if is_shorter or self.is_of_two_orders:
+            regressed = [key for key in regressed if key.metric in _GOALS and not is_part(key)]
+        worse = [key.text for key in regressed]
         return (*apart, *([f"regressed: {', '.join(worse)}"] if worse else []))
 
     @property
@@ -173,11 +182,13 @@ def compare(
     lines = tuple(_doubted(line, other_microbatches(base, new, line.key)) for line in judged)
     causes: dict[str, tuple[ChangeCause, ...]] = {}
     subjects: dict[str, str] = {}
+    two_orders = False
     if base.recordings and new.recordings:
         sides = Sides(
             typical(base.recordings), typical(new.recordings),
             beside_ratios(base.recordings), beside_ratios(new.recordings),
         )  # fmt: skip
+        two_orders = len({(side.observed.orders, side.p2p) for side in (sides.base, sides.new)}) > 1
         causes, why = _causes(sides, lines, asked_of_both(base, new, [sides.base, sides.new]))
         notes += why
         subjects = {line.key.text: name for line in lines if (name := subject(sides, line.key))}
@@ -202,6 +213,7 @@ def compare(
         notes=tuple(notes),
         apart=tuple(apart),
         figures=tuple(other_figures(base, new)) if same and not apart else (),
+        is_of_two_orders=two_orders,
     )
 
 
