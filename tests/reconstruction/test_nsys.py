@@ -17,6 +17,8 @@ from tracetool.model.timeline import Op, measure
 from tracetool.reconstruction.capture import Account
 from tracetool.reconstruction.capture.peers import Nameless, peers_of
 from tracetool.replays import replay
+from tracetool.reports.recording.findings import find_gaps
+from tracetool.store.run import Run
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -86,6 +88,12 @@ def test_an_export_without_payloads_and_labels_tells_all_but_bytes(name: str, tm
     assert step_ns(nsys) == pytest.approx(step_ns(kineto), rel=0.01)
     (pairing,) = [f for f in nsys.findings if f.fact == "messages"]
     assert (pairing.evidence, pairing.confidence) == ("inferred", 1.0)
+    gaps = {gap.needed_for: gap.hint for gap in find_gaps(Run(tmp_path / "x.run"))}
+    assert "nsys export --include-blobs=true" in gaps["bandwidth of links"]
+    assert "NVTX range" in gaps["steps by number (they are cut at the optimizer or the messages)"]
+    assert not any(
+        torch in hint for hint in gaps.values() for torch in ("ProfilerActivity", "profiler.step", "torch >=")
+    )
 
 
 @pytest.mark.parametrize("name", ["1f1b_m8", "zbh1_m8", "vpp2_overlap_m8"])

@@ -124,6 +124,33 @@ class Gap(msgspec.Struct, frozen=True):
     hint: Annotated[str, doc("How to get it.")]
 
 
+class _Ways(NamedTuple):
+    """How a profiler records what is lacking."""
+
+    device: str = "record device activity (ProfilerActivity.CUDA, XPU, NPU) and export inside on_trace_ready"
+    host: str = "record ProfilerActivity.CPU too"
+    calls: str = "re-record with torch >= 2.4 and ProfilerActivity.CPU"
+    peers: str = "re-record with torch >= 2.6 or record_shapes=True, or Ascend Level1 and up"
+    sizes: str = "re-record with torch >= 2.4, or Ascend Level1 and up"
+    steps: str = "call profiler.step() after every step"
+    memory: str = "record with profile_memory=True"
+
+
+_NVTX = "run under torch.autograd.profiler.emit_nvtx() and nsys profile -t cuda,nvtx"
+_BLOBS = "NCCL 2.16 or newer names them: capture from before communicators are made, nsys export --include-blobs=true"
+
+
+def _ways(run: Run) -> _Ways:
+    """As the traces' own profiler has it; torch.profiler and torch_npu call things alike."""
+    if not any(source["reader"] == "nsys" for source in run.manifest["sources"]):
+        return _Ways()
+    return _Ways(
+        device="nsys profile -t cuda,nvtx --cuda-graph-trace=node", host=_NVTX, calls=_NVTX, peers=_BLOBS, sizes=_BLOBS,
+        steps="open an NVTX range named 'iteration N' around every step",
+        memory=f"record a run with torch.profiler's profile_memory=True, and take it from there: {Option.MEMORY_FROM}",
+    )  # fmt: skip
+
+
 _EVENTS_SQL = """
 WITH of_rank AS (
     SELECT rank, count(*) AS events, count(*) FILTER (category = 'kernel') AS kernels, count(label) AS labels,
@@ -217,11 +244,11 @@ def find_gaps(run: Run, counts: Counts | None = None) -> list[Gap]:
         return [
             Gap("no rank was recorded", "replay", "add the traces; figures of a vendor's analysis stand alone here")
         ]
-    counts = counts or count_tables(run)
-    return [*_device(run, ranks, counts), *_messages(counts.comms), *_marks(run, counts), *_rest(run)]
+    counts, ways = counts or count_tables(run), _ways(run)
+    return [*_device(run, ranks, counts, ways), *_messages(counts.comms, ways), *_marks(run, counts, ways), *_rest(run)]
 
 
-def _device(run: Run, ranks: list[int], counts: Counts) -> Iterator[Gap]:
+def _device(run: Run, ranks: list[int], counts: Counts, ways: _Ways) -> Iterator[Gap]:
     categories = {rank: each.categories for rank, each in counts.events.items()}
     silent = [rank for rank in ranks if "kernel" not in categories.get(rank, ())]
     who = "" if len(silent) == len(ranks) else f" on {format_ranks(silent)}"
@@ -239,50 +266,38 @@ def _device(run: Run, ranks: list[int], counts: Counts) -> Iterator[Gap]:
             what, needed_for,
             f"the file of {format_ranks(damaged)} is damaged: fetch it again" if damaged else
             "kernels of CUDA, HIP, XPU and Ascend devices are read" if unread else
-            "record device activity (ProfilerActivity.CUDA, XPU, NPU) and export inside on_trace_ready",
+            ways.device,
         )  # fmt: skip
     blind = [r for r in ranks if r not in silent and not {"op", "launch"} & set(categories.get(r, ()))]
     if blind and not counts.sum("labels") and not counts.sum("classes"):
-        yield Gap(
-            f"no host activity on {format_ranks(blind)}", "telling forward from backward",
-            "record ProfilerActivity.CPU too",
-        )  # fmt: skip
+        yield Gap(f"no host activity on {format_ranks(blind)}", "telling forward from backward", ways.host)
 
 
-def _messages(counts: CommCounts) -> Iterator[Gap]:
+def _messages(counts: CommCounts, ways: _Ways) -> Iterator[Gap]:
     _, messages, nameless, sizeless, unknown = counts
     if unknown:
         yield Gap(
             f"{unknown:,} communication kernels without a record of the host", "who exchanges what with whom",
-            "re-record with torch >= 2.4 and ProfilerActivity.CPU",
+            ways.calls,
         )  # fmt: skip
     if not messages and not unknown:
         yield Gap(
             "no sends and receives were read", "a pipeline", "record ranks of different stages; TCP is not recorded"
         )
     if nameless:
-        yield Gap(
-            f"no peer for {nameless:,} of {messages:,} sends and receives", "stages and transfers",
-            "re-record with torch >= 2.6 or record_shapes=True, or Ascend Level1 and up",
-        )  # fmt: skip
+        yield Gap(f"no peer for {nameless:,} of {messages:,} sends and receives", "stages and transfers", ways.peers)
     if sizeless:
-        yield Gap(
-            f"no size of {sizeless:,} of {messages:,} sends and receives", "bandwidth of links",
-            "re-record with torch >= 2.4, or Ascend Level1 and up",
-        )  # fmt: skip
+        yield Gap(f"no size of {sizeless:,} of {messages:,} sends and receives", "bandwidth of links", ways.sizes)
 
 
-def _marks(run: Run, counts: Counts) -> Iterator[Gap]:
+def _marks(run: Run, counts: Counts, ways: _Ways) -> Iterator[Gap]:
     if not counts.steps:
-        yield Gap(
-            "no steps are marked", "steps by number (they are cut at the optimizer or the messages)",
-            "call profiler.step() after every step",
-        )  # fmt: skip
+        yield Gap("no steps are marked", "steps by number (they are cut at the optimizer or the messages)", ways.steps)
     if not counts.memory:
         left = _memory_left(run)
         yield Gap(
             f"no memory records of its device, but {left} that are not read" if left else "no memory records in it",
-            f"HBM limits (or give {Option.ACTIVATION} and {Option.STATIC})", "record with profile_memory=True",
+            f"HBM limits (or give {Option.ACTIVATION} and {Option.STATIC})", ways.memory,
         )  # fmt: skip
 
 
