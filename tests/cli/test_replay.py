@@ -33,7 +33,7 @@ def test_the_main_job_says_what_was_observed_what_1f1b_and_geopipe_would_take(
 ) -> None:
     assert run(["replay", SAMPLE, "--schedule", "geopipe", *LINK, "--hbm", "80GiB", "-v"]) == 0
     text = capsys.readouterr().out
-    for part in ("observed 1f1b", "baseline", "geopipe +2,2,0,0", "25 Gbit/s (3.125 GB/s), 10.0 ms", "80.00 GiB"):
+    for part in ("recorded 1f1b", "baseline", "geopipe +2,2,0,0", "25 Gbit/s (3.125 GB/s), 10.0 ms", "80.00 GiB"):
         assert part in text
     assert "fidelity: the recorded order, replayed" in text
     assert "Next: tracetool" in text

@@ -63,7 +63,7 @@ def test_every_cell_of_a_small_pipeline() -> None:
     # for it from 10 to 30 and from 60 to 80 ms, rank 1 from 10 to 30 and from 70 (its optimizer is through) to 80: 2.55
     # cells, shown as 3, as its 10 ms of fill have 3 cells for 2.55 too.
     assert render(asked(2, 1, dcs=(1, 1), latency_ns=20 * MS), 40, colour=False).splitlines() == [
-        "observed 1f1b: step 70.0 ms, bubble",
+        "recorded 1f1b: step 70.0 ms, bubble",
         "  50.0%",
         " dc0 rank 0 ███········▓▓▓▓▓▂▂",
         " dc1 rank 1 ···██▓▓▓▓▓▂▂▂··   ",
@@ -138,7 +138,7 @@ def test_one_rank_is_a_picture_too() -> None:
     # A forward of 10, a backward of 20 and an optimizer of 10 ms, twice: 70 ms in all, without a bubble.
     lines = render(asked(1, 2), 42, colour=False).splitlines()
     assert lines[:2] == [
-        "observed 1f1b: step 70.0 ms, bubble 0.0%",
+        "recorded 1f1b: step 70.0 ms, bubble 0.0%",
         " rank 0 " + "█" * 5 + "▓" * 10 + "█" * 5 + "▓" * 9 + "▂" * 5,
     ]
 
@@ -227,5 +227,5 @@ def test_terminals_get_the_picture_that_they_can_show() -> None:
     assert "\x1b" not in dumb + bare + quiet + as_json
     assert ["█" in said for said in (dumb, bare, coloured, quiet, as_json)] == [True, True, True, False, False]
     assert "\x1b[34m█" in coloured
-    picture = dumb[dumb.index("\r\nobserved 1f1b: step") : dumb.index("\r\nNext:")].splitlines()
+    picture = dumb[dumb.index("\r\nrecorded 1f1b: step") : dumb.index("\r\nNext:")].splitlines()
     assert 50 < max(map(len, picture)) <= 60

@@ -245,7 +245,7 @@ def test_the_recorded_order_under_its_own_name_is_one_candidate(names: tuple[str
     replayed = answer(found, asked, Scenario(topology=over))
     rows = comparison(replayed, best_result(replayed)).rows
     heads = [row.head.text for row in rows if row.kind != "observed"]
-    assert heads.count("observed, replayed") == 1
+    assert heads.count("recorded, replayed") == 1
     assert "interleaved" not in heads
     assert not {"observed", "interleaved"} & {one.schedule for one in replayed.chosen.as_good}
 

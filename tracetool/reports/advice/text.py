@@ -279,8 +279,8 @@ def _gains_table(gains: Sequence[Gain], best: Plan | None) -> list[str]:
             (
                 gain.more.text,
                 format_duration(plan.step_ns * (now or many) / many) + ("*" if differs else " "),
-                f"{gain.gained_ns / 1e6:.1f} ms",
-                f"{gain.gain_ratio:.1%}",
+                f"{gain.gained_ns / 1e6:.1f} ms" if gain.gained_ns > 0 else "no gain",
+                f"{gain.gain_ratio:.1%}" if gain.gained_ns > 0 else "",
                 "" if best is not None and plan.label == best.label else plan.label,
             )
         )

@@ -74,7 +74,7 @@ def results_table(answer: Answer, width: int) -> list[str]:
     """What was observed, and every result; columns that say nothing, or have no room, are left out."""
     rows = [
         ("", *(column.head for column in COLUMNS)),
-        (f"observed {answer.observed_schedule or ''}".rstrip(), *_texts(answer, answer.observed_metrics, None)),
+        (f"recorded {answer.observed_schedule or ''}".rstrip(), *_texts(answer, answer.observed_metrics, None)),
     ]
     rows += [(result_name(r), *_texts(answer, r.metrics, r)) for r in compared_results(answer)]
     heads = [column.head for column in COLUMNS]
@@ -190,7 +190,7 @@ def result_name(result: Result) -> str:
     """A result's schedule, with its extra forwards."""
     extra = result.extra_forwards
     if result.schedule == OBSERVED:
-        return "observed, replayed"
+        return "recorded, replayed"
     return result.schedule + (f" +{','.join(map(str, extra))}" if extra is not None else "")
 
 

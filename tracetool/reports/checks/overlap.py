@@ -334,12 +334,18 @@ def _side_cells(side: LayerSide) -> list[Cells]:
             "as it is": format_duration(there.ways[0].time.call_ns),
             "fastest\noverlap": "" if found is None else found.way,
             "takes": "" if found is None else format_duration(found.time.call_ns),
-            "gain": "" if found is None else f"{there.gain_ratio(found):+.0%} ±{there.gain_error_ratio(found):.0%}",
+            "gain": "" if found is None else _gain(there, found),
             "pays": "" if found is None else _PAYS[there.pays],
         }
         for at, there in rows
         for found in [there.next_best]
     ]
+
+
+def _gain(side: LayerSide, way: WayTime, digits: int = 0) -> str:
+    """What a way gains, and how far off that may be; that it gains nothing where the error leaves none."""
+    gain, error = side.gain_ratio(way), side.gain_error_ratio(way)
+    return "no gain" if gain < -error else f"{gain:+.{digits}%} ±{error:.0%}"
 
 
 def _verdict(side: LayerSide) -> str:
@@ -363,7 +369,7 @@ def _over_lines(side: LayerSide) -> list[str]:
     said = {True: "pays", False: "does not pay", None: "may pay or not"}
     return [
         f"    over {format_bandwidth(bandwidth)}: {format_duration(there.ways[0].time.call_ns)} as it is; overlap "
-        f"{said[there.pays]}, {found.way} {there.gain_ratio(found):+.1%} (±{there.gain_error_ratio(found):.0%})"
+        f"{said[there.pays]}, {found.way} {_gain(there, found)}"
         for bandwidth, there in side.over
         if (found := there.next_best) is not None
     ]
@@ -379,8 +385,7 @@ def _way_cells(side: LayerSide, way: WayTime) -> Cells:
         "": way.way,
         "call": format_duration(way.time.call_ns),
         "±": f"{way.error_ratio:.0%}",
-        "gain": "" if is_first else f"{side.gain_ratio(way):+.1%}",
-        "± of\ngain": "" if is_first else f"{side.gain_error_ratio(way):.0%}",
+        "gain": "" if is_first else _gain(side, way, 1),
         "device\nalone": format_duration(way.time.device_ns),
         "exposed": format_duration(max(0.0, way.exposed_ns)),
         "MFU": "-" if way.mfu_ratio is None else f"{way.mfu_ratio:.0%}",

@@ -105,7 +105,7 @@ def render(answer: Answer, width: int, *, colour: bool) -> str:
 
 
 def _panels(answer: Answer) -> list[TextPanel]:
-    known = f"observed {answer.observed_schedule or ''}".rstrip()
+    known = f"recorded {answer.observed_schedule or ''}".rstrip()
     # Where ranks sit is the scenario's; it holds for what was observed as well, the links do not.
     dcs = answer.scenario.topology.dcs
     best = drawn_result(answer)

@@ -136,8 +136,8 @@ def _row(gain: Gain, best: Plan) -> Row:
     return Row(
         Cell(gain.more.text),
         (
-            Cell(f"{gain.gained_ns / 1e6:.1f} ms", gain.gained_ns),
-            Cell(f"{gain.gain_ratio:.1%}", gain.gain_ratio),
+            Cell(f"{gain.gained_ns / 1e6:.1f} ms" if gain.gained_ns > 0 else "no gain", gain.gained_ns),
+            Cell(f"{gain.gain_ratio:.1%}" if gain.gained_ns > 0 else "", gain.gain_ratio),
             Cell(f"{format_duration(step_ns)}{star}", step_ns),
             Cell("the same" if label == best.label else label),
         ),

@@ -394,5 +394,5 @@ def _marks(order: Sequence[str], found: Sequence[MapCell], *, has_knees: bool) -
         marks.append(Line2D([], [], marker=[(-1, 1), (1, 1), (1, -1), (-1, 1)], markersize=6, label=text, **look))
     if any(cell.is_unfit for cell in found):
         face, line, hatch = _look(None, order)
-        marks.append(Patch(facecolor=face, edgecolor=line, hatch=hatch, linewidth=0, label="no schedule fits"))
+        marks.append(Patch(facecolor=face, edgecolor=line, hatch=hatch, linewidth=0, label="where no schedule fits"))
     return marks

@@ -335,7 +335,7 @@ def _marks(labels: Sequence[str], panels: Sequence[_Panel], sweep: Sweep, *, alo
         unfit = Line2D(
             [], [], color=GREY, linestyle=_UNFIT, marker="x", markersize=5, label="does not fit the HBM limit"
         )
-        shaded = Patch(facecolor=UNFIT_TINT, edgecolor=RED, hatch="///", linewidth=0, label="no schedule fits")
+        shaded = Patch(facecolor=UNFIT_TINT, edgecolor=RED, hatch="///", linewidth=0, label="where no schedule fits")
         marks += [unfit, shaded] if any(_all_unfit(panel) for panel in panels) else [unfit]
     return marks
 
