@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import re
-from itertools import pairwise
-from typing import TYPE_CHECKING
+from importlib import import_module
+from itertools import pairwise, product
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from helpers.recorded import ROOT, SAMPLES, data, looked_at, run_of
@@ -14,6 +15,7 @@ from tracetool.cli import run
 from tracetool.errors import TraceToolError
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
 SAMPLE, ASCEND = str(SAMPLES / "h100-1f1b"), str(SAMPLES / "ascend-1f1b")
@@ -105,7 +107,6 @@ SHARED = (
 )  # fmt: skip
 JOBS = {"h100-1f1b", "ascend/Ascend+msinsight/test/st/level2"}
 """Of which is asked too what tries many orders: that takes long."""
-MANY = {"advise", "sweep"}
 
 
 def _folder(name: str) -> Path:
@@ -115,7 +116,7 @@ def _folder(name: str) -> Path:
     return places[name] or data(*name.split("/"))
 
 
-def _asked(recording: str, ranks: int | None, *, is_job: bool) -> list[list[str]]:
+def _asked(recording: str, ranks: int | None, scenarios: Path, *, is_job: bool) -> list[list[str]]:
     asked = [["info", recording]]
     if ranks is None or ranks < 2:
         return asked
@@ -124,21 +125,85 @@ def _asked(recording: str, ranks: int | None, *, is_job: bool) -> list[list[str]
     over, few = [*place, "--link", "dc0-dc1=25Gbit/s,10ms"], ["--schedule", "1f1b,geopipe"]
     asked += [["info", recording, *place], ["replay", recording], ["explain", recording], ["explain", recording, *over]]
     asked += [["replay", recording, *few, *over, "--hbm", "14GiB"]]
+    swept = ["sweep", recording, *few, *place, "--bandwidth", "10..100Gbit/s*2", "--latency", "10ms"]
+    offers = ["--or", "100Gbit/s,10ms=9000EUR/month"]
+    asked += [["advise", recording, *few, *over, *offers], ["advise", recording, *few, *over, "--hbm", "14GiB"]]
+    asked += [[*swept, "--no-knees", "--price-per-gbit", "120EUR"]]
     if is_job:
-        asked += [["replay", recording, "--equalize"]]
-        swept = [*place, "--bandwidth", "10..100Gbit/s*2", "--latency", "10ms"]
-        asked += [["advise", recording, *few, *over, "--hbm", "14GiB"], ["sweep", recording, *few, *swept]]
+        scenarios.write_text(TWO.replace("PLACE", place[1]), encoding="utf-8")
+        named = ["sweep", recording, *few, "--scenario", str(scenarios)]
+        asked += [["replay", recording, "--equalize"], swept, named, [*named, "--price-per-gbit", "120EUR"]]
+        asked += [[*swept, "--hbm", "14GiB,80GiB", "--price-per-gbit", "120EUR"]]
+        asked += [["advise", recording, *few, *over, *offers, "--or", "400Gbit/s,2ms=9EUR/month", "--run-steps", "9"]]
         asked += [["advise", recording, *few, *over, "--co-tune", "--mbs", "1", "--seq", "2048"]]
     return asked
 
 
+TWO = """scenario = [
+    {name = "25 Gbit/s, 10 ms", dc = "PLACE", links = ["dc0-dc1=25Gbit/s,10ms"]},
+    {name = "100 Gbit/s, 10 ms", dc = "PLACE", links = ["dc0-dc1=100Gbit/s,10ms"]},
+    ]"""
 _STYLE = re.compile(r"\x1b\[[0-9;]*m")
 _UNIT = re.compile(r"\s*(ns|us|ms|s|%|GiB|MiB|KiB|Gbit/s)( |$)")
+_VERBS = (
+    ("tracetool.advice", "decide"), ("tracetool.advice.cotune", "co_tune"), ("tracetool.sweeps", "sweep"),
+    ("tracetool.whatif.answer", "answer"), ("tracetool.explanation", "explain"),
+    ("tracetool.stragglers", "find_stragglers"),
+)  # fmt: skip
+"""What commands ask: all that takes long."""
+
+
+class _Answers:
+    """What the verbs gave when a command first asked them, for the same command on other terminals."""
+
+    def __init__(self) -> None:
+        self._given: list[Any] = []
+        self._place = 0
+        self._is_asking = False
+
+    def forget(self) -> None:
+        """Another command begins."""
+        self._given.clear()
+
+    def again(self) -> None:
+        """The same command begins again."""
+        self._place = 0
+
+    def once(self, verb: Callable[..., Any]) -> Callable[..., Any]:
+        """A verb whose results are given again; what it asks of others itself is its own."""
+
+        def asked(*args: Any, **words: Any) -> Any:
+            if self._is_asking:
+                return verb(*args, **words)
+            if self._place == len(self._given):
+                self._is_asking = True
+                try:
+                    self._given.append(verb(*args, **words))
+                finally:
+                    self._is_asking = False
+            self._place += 1
+            return self._given[self._place - 1]
+
+        return asked
+
+
+@pytest.fixture
+def answers(monkeypatch: pytest.MonkeyPatch) -> _Answers:
+    """Each command works out its answer once, and shows it on every terminal."""
+    found = _Answers()
+    for module, name in _VERBS:
+        place = import_module(module)
+        monkeypatch.setattr(place, name, found.once(getattr(place, name)))
+    return found
 
 
 @pytest.mark.parametrize("name", ["h100-1f1b", "ascend-1f1b", *OWN, *SHARED])
 def test_every_recording_fits_the_screen(
-    name: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    name: str,
+    answers: _Answers,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
 ) -> None:
     """At 60, 80 and 120 columns, in a terminal with colours too: 24 lines, no wider, and no quantity is cut."""
     made = run_of(_folder(name))
@@ -149,25 +214,28 @@ def test_every_recording_fits_the_screen(
     monkeypatch.setenv("LINES", "24")
     monkeypatch.setenv("TERM", "xterm-256color")
     recording = str(made.path)
-    for asked in _asked(recording, ranks, is_job=name in JOBS):
-        for columns in (60, 80) if asked[0] in MANY else (60, 80, 120):
+    for asked in _asked(recording, ranks, tmp_path / "two.toml", is_job=name in JOBS):
+        answers.forget()
+        for columns, coloured in product((60, 80, 120), (False, True)):
             monkeypatch.setenv("COLUMNS", str(columns))
-            for coloured in (False, True) if asked[0] == "replay" else (False,):
-                with monkeypatch.context() as terminal:
-                    if coloured:
-                        terminal.setattr("sys.stdout.isatty", lambda: True)
-                    code = run(asked)
-                text = _STYLE.sub("", capsys.readouterr().out).replace(recording, "sample_traces/h100-1f1b")
-                where = f"{asked} at {columns}: {text}"
-                if code:
-                    assert (code, text) == (2, ""), where
-                    continue
-                lines = text.splitlines()
-                assert sum(max(1, -(-len(line) // columns)) for line in lines) <= 24, where
-                body = [line for line in lines if not line.startswith("Next: ") and "/" not in line]
-                assert max(map(len, body)) <= columns, where
-                for line, after in pairwise(lines):
-                    assert not (line[-1:].isdigit() and _UNIT.match(after)), where
+            answers.again()
+            with monkeypatch.context() as terminal:
+                if coloured:
+                    terminal.setattr("sys.stdout.isatty", lambda: True)
+                code = run(asked)
+            text = _STYLE.sub("", capsys.readouterr().out).replace(recording, "sample_traces/h100-1f1b")
+            text = text.replace(f"{tmp_path}/", "")
+            where = f"{asked} at {columns}: {text}"
+            if code:
+                assert (code, text) == (2, ""), where
+                break
+            lines = text.splitlines()
+            assert lines[0].strip(), where
+            assert sum(max(1, -(-len(line) // columns)) for line in lines) <= 24, where
+            body = [line for line in lines if not line.startswith("Next: ") and "/" not in line]
+            assert max(map(len, body)) <= columns, where
+            for line, after in pairwise(lines):
+                assert not (line[-1:].isdigit() and _UNIT.match(after)), where
 
 
 @pytest.mark.parametrize("columns", [60, 80, 120])

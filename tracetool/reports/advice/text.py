@@ -171,12 +171,13 @@ def _near(advice: Advice) -> list[str]:
 
 
 def _rivals(advice: Advice, best: Plan) -> list[str]:
-    """Plans as good as the best; of shorter ones, what more memory they need."""
+    """Plans as good as the best: of shorter ones what more memory they need, of longer ones that they are."""
     told = []
     for plan in advice.rivals:
         is_shorter = plan.step_ns < best.step_ns and (plan.needed_bytes or 0) > (best.needed_bytes or 0)
         needs = f" (needs {format_size(plan.needed_bytes or 0)})" if is_shorter else ""
-        told.append(_named(advice, plan) + needs)
+        is_longer = plan.step_ns > (1 + RELEVANT_RATIO) * best.step_ns
+        told.append(_named(advice, plan) + needs + (" (longer, not for certain)" if is_longer else ""))
     return told
 
 
@@ -270,6 +271,7 @@ def _gains_table(gains: Sequence[Gain], best: Plan | None) -> list[str]:
     now = None if best is None else best.result.microbatches
     rows: list[tuple[str, ...]] = []
     others: dict[int, None] = {}
+    width = terminal_width()
     for gain in gains:
         plan = gain.plan
         many = plan.result.microbatches
@@ -286,9 +288,10 @@ def _gains_table(gains: Sequence[Gain], best: Plan | None) -> list[str]:
         )
     if not others:
         rows = [(name, step.rstrip(), *rest) for name, step, *rest in rows]
-    head = ("one more unit", "step", "gain", "of best", "with" if any(label for *_, label in rows) else "")
+    heads = ("one more unit", "step", "gain", "of best", "with" if any(label for *_, label in rows) else "")
+    columns = dict(zip(heads, zip(*rows, strict=True), strict=True))
     marks = [f"  *: of every {now} microbatches, with {' or '.join(map(str, others))} in a step"] if others else []
-    return [*_table([head, *rows]), *marks]
+    return [*columns_table(columns_with_room(columns, (), ("of best",), width), width), *marks]
 
 
 def _plans_table(plans: Sequence[Plan], scenario: Scenario) -> list[str]:
