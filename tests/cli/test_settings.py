@@ -99,6 +99,20 @@ def test_commands_that_take_one_schedule_or_a_papers_limit_have_tables_of_their_
     assert "80GiB" not in _said(capsys, 0, "config", "baseline", "list")[0]
 
 
+def test_config_in_json_says_what_its_columns_do(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, project: Path
+) -> None:
+    for words in ([], ["explain"]):
+        table = [line.split("  ")[0] for line in _said(capsys, 0, "config", *words)[0].splitlines()]
+        found = json.loads(_said(capsys, 0, "config", "--json", *words)[0])
+        (head,) = {next(iter(row)) for row in found}
+        names = [line.rstrip() for line in table[1:] if line and not line.startswith("Next: ")]
+        assert [row[head] for row in found] == names
+        assert any(str(project) in row["from"] for row in found)
+    monkeypatch.chdir("/")
+    assert json.loads(_said(capsys, 0, "config", "--json")[0]) == []
+
+
 def test_config_says_of_every_option_where_it_is_from(capsys: pytest.CaptureFixture[str], project: Path) -> None:
     out, err = _said(capsys, 0, "config", "sweep", "x.run", "--hbm", "64GiB", "--bandwidth", "10..40Gbit/s")
     assert err == ""

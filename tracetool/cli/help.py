@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import click
 from click.shell_completion import CompletionItem, get_completion_class
 
-from tracetool.cli.output import flag_of, next_step, print_json
+from tracetool.cli.output import JSON, flag_of, next_step, print_json
 from tracetool.cli.settings import (
     commands_with_settings,
     find_settings,
@@ -163,8 +163,9 @@ def _settable_commands(context: click.Context, _argument: click.Parameter, incom
     "command", nargs=-1, type=click.UNPROCESSED, metavar="[COMMAND [ARGS]...]", shell_complete=_settable_commands
 )
 @click.option("--schema", is_flag=True, help="Print the JSON Schema of tracetool.toml, for editors.")
+@JSON
 @click.pass_context
-def config(context: click.Context, command: tuple[str, ...], *, schema: bool) -> None:
+def config(context: click.Context, command: tuple[str, ...], *, schema: bool, as_json: bool) -> None:
     """Show which settings hold, and from which file and line; of a command: every option, and where from.
 
     \b
@@ -178,23 +179,23 @@ def config(context: click.Context, command: tuple[str, ...], *, schema: bool) ->
         print_json(settings_schema(root))
         return
     if command:
-        click.echo(_columns(_held_by(context.find_root(), list(command))))
+        _print_rows(_held_by(context.find_root(), list(command)), as_json=as_json)
         return
     path = find_settings(Path.cwd())
-    if path is None:
+    if path is None and not as_json:
         click.echo("no settings: no tracetool.toml here or above, and no [tool.tracetool] in a pyproject.toml")
         next_step("tracetool help settings", quiet=False)
         return
     held: dict[tuple[str, str], tuple[SetOption, list[str]]] = {}
-    for name, of_command in read_settings(path, root).items():
+    for name, of_command in ({} if path is None else read_settings(path, root)).items():
         for setting in of_command.values():
             held.setdefault((setting.table, key_of(setting.option)), (setting, []))[1].append(name)
     rows = [["setting", "value", "from", "holds for"]]
     for (table, key), (setting, names) in held.items():
         listed = ".".join((*table.split(), key))
         rows.append([listed, _shown(setting.value), setting.where, ", ".join(names)])
-    click.echo(_columns(rows))
-    next_step(f"tracetool config {next((names[0] for _, names in held.values()), 'replay')}", quiet=False)
+    _print_rows(rows, as_json=as_json)
+    next_step(f"tracetool config {next((names[0] for _, names in held.values()), 'replay')}", quiet=as_json)
 
 
 def _held_by(root: click.Context, words: list[str]) -> list[list[str]]:
@@ -266,6 +267,16 @@ def _shown(value: object) -> str:
     if isinstance(value, bool):
         return "on" if value else "off"
     return ", ".join(map(str, value)) if isinstance(value, tuple) else str(value)
+
+
+def _print_rows(rows: list[list[str]], *, as_json: bool) -> None:
+    """Rows under their heads, or an object for each."""
+    heads, *below = rows
+    if as_json:
+        keys = [head.replace(" ", "_") for head in heads]
+        print_json([dict(zip(keys, row, strict=True)) for row in below])
+    else:
+        click.echo(_columns(rows))
 
 
 def _columns(rows: list[list[str]]) -> str:
