@@ -511,6 +511,8 @@ SELECT
     max(value) FILTER (metric = 'seen_error_ratio') AS seen_error_ratio,
     max(value) FILTER (metric = 'step_change_ratio') AS step_change_ratio,
     max(value) FILTER (metric = 'step_change_error_ratio') AS step_change_error_ratio,
+    max(value) FILTER (metric = 'slowest_pipeline')::BIGINT AS slowest_pipeline,
+    max(value) FILTER (metric = 'slowest_rank')::BIGINT AS slowest_rank,
     max(value) FILTER (metric = 'fits')::BOOLEAN AS fits,
     max(value) FILTER (metric = 'unproven')::BOOLEAN AS unproven,
     (['blocking', 'grouped', 'in-order', 'per-edge', 'posted-ahead'])[1 + max(value) FILTER (metric = 'p2p')::INTEGER] AS p2p
@@ -528,6 +530,8 @@ COMMENT ON COLUMN schedule_comparison.cross_dc_step_ns IS 'What cross-DC links a
 COMMENT ON COLUMN schedule_comparison.seen_error_ratio IS 'Largest step time error of such predictions on recorded runs; null if none was like it. NULL if observed.';
 COMMENT ON COLUMN schedule_comparison.step_change_ratio IS 'step_ns over the baseline''s, minus one. NULL if observed.';
 COMMENT ON COLUMN schedule_comparison.step_change_error_ratio IS 'Error of step_change_ratio, as pairs of recorded runs tell it; null if none was like both. NULL if observed.';
+COMMENT ON COLUMN schedule_comparison.slowest_pipeline IS 'Number of the pipeline that sets the step; null where one is replayed by itself. NULL if observed.';
+COMMENT ON COLUMN schedule_comparison.slowest_rank IS 'Global rank, of it or of one as slow, whose kernels are slower than others of its stage; null if none is. NULL if observed.';
 COMMENT ON COLUMN schedule_comparison.p2p IS 'How its transfers are issued: blocking, grouped, in-order, per-edge or posted-ahead. NULL of what was only recorded.';
 COMMENT ON COLUMN schedule_comparison.peak_hbm_bytes IS 'Highest allocation of any rank.';
 COMMENT ON COLUMN schedule_comparison.fits IS 'Whether it fits the memory limit; NULL if observed, unknown or without a limit.';

@@ -131,6 +131,7 @@ _EXPORTS = {
     "open_run": "tracetool.ingestion.runs",
     "over_tiers": "tracetool.sweeps.asked",
     "read_network": "tracetool.network.file",
+    "record_job": "tracetool.reconstruction.job",
     "reconstruct": "tracetool.reconstruction",
     "replay": "tracetool.replays",
     "scenario": "tracetool.whatif.wording",
@@ -168,6 +169,7 @@ if TYPE_CHECKING:
     from tracetool.network.link import Link as Link
     from tracetool.reconstruction import Reconstruction as Reconstruction
     from tracetool.reconstruction import reconstruct as reconstruct
+    from tracetool.reconstruction.job import record_job as record_job
     from tracetool.replays import Replayed as Replayed
     from tracetool.replays import replay as replay
     from tracetool.reports.columnar import to_arrow as to_arrow

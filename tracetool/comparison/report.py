@@ -193,6 +193,42 @@ class EachStepInfo(WithFigures, kw_only=True):
     __annotations__.update(fields_of(*OF_REPLAY))
 
 
+class AlikeTimesInfo(msgspec.Struct, kw_only=True):
+    """What pipelines that are alike take among the others of the job, at most."""
+
+    numbers: Annotated[list[int], doc("Their numbers: pipelines are counted by their lowest rank.")]
+    __annotations__.update(fields_of("window_ns", "step_ns"))
+
+
+class SlowestInfo(msgspec.Struct, kw_only=True):
+    """What sets the step where all pipelines of the job are replayed together."""
+
+    pipeline: Annotated[int, doc("Number of the pipeline, which the metrics are of.")]
+    global_ranks: Annotated[list[int], doc("Its ranks, in pipeline order.")]
+    rank: Annotated[
+        int | None, doc("Global rank, of it or of one as slow, whose kernels stand out as slow; null if none does.")
+    ]
+    rank_slower_ratio: Annotated[
+        float | None, doc("How much longer they took than those of the other ranks of its stage.")
+    ]
+    alike: Annotated[list[AlikeTimesInfo], doc("What pipelines of each kind take.")]
+
+
+class AlikeInfo(msgspec.Struct, kw_only=True):
+    """Pipelines of a job that are alike."""
+
+    numbers: Annotated[list[int], doc("Their numbers; the costs of the first stand for all.")]
+    apart_ratio: Annotated[float, doc("How far costs of a rank are from those of the first one's, at most.")]
+
+
+class PipelinesInfo(msgspec.Struct, kw_only=True):
+    """The pipelines side by side of a job."""
+
+    alike: Annotated[list[AlikeInfo], doc("Those recorded whole, by kind.")]
+    left_out: Annotated[list[int], doc("Numbers of those that were not recorded whole.")]
+    joined: Annotated[bool, doc("Whether they are replayed together; else the first one by itself.")]
+
+
 class ResultInfo(WithFigures, kw_only=True):
     """One schedule in the scenario."""
 
@@ -214,6 +250,9 @@ class ResultInfo(WithFigures, kw_only=True):
         doc("The same by each recorded step, for tracetool compare; empty unless asked for."),
     ] = EMPTY
     choice: ChoiceInfo = msgspec.field(default_factory=ChoiceInfo)
+    slowest: Annotated[
+        SlowestInfo | None, doc("What sets the step among all pipelines; null where one is replayed by itself.")
+    ] = None
 
     def by_step(self, metric: str, looked_at: int) -> dict[int, float]:
         """A metric of the step by each recorded step, in order of time, by the step's number.
@@ -277,6 +316,9 @@ class ReportInfo(Head, kw_only=True):
     fidelity: FidelityInfo
     scenario: ScenarioInfo
     taken: TakenInfo = msgspec.field(default_factory=TakenInfo)
+    pipelines: Annotated[
+        PipelinesInfo | None, doc("Pipelines side by side; null where there is one, or nobody looked.")
+    ] = None
     baseline: Annotated[ResultInfo, doc("The schedule that the results are compared with.")]
     results: Annotated[list[ResultInfo], doc("One per schedule asked for that fits.")]
     best: Annotated[BestInfo | None, doc("What to run of baseline and results; null if none fits.")] = None

@@ -81,6 +81,8 @@ class CollectiveUse:
         after_ns: How much of its own time came after that end, where it is part of the rank's tail.
         shares: Over how many of the shares that pipelines have of each link it moves its bytes.
         meeting: Name of this collective, the same on all of its ranks; empty of those of actions.
+        group: Name of its group; empty of those of actions.
+        number: Which of its group's it is in the step, from 1; 0 if it was matched with no other rank.
     """
 
     operation: str
@@ -92,3 +94,5 @@ class CollectiveUse:
     after_ns: int = 0
     shares: int = 1
     meeting: str = ""
+    group: str = ""
+    number: int = 0

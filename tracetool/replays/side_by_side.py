@@ -16,6 +16,8 @@ from tracetool.errors import Option, UnsupportedShape
 from tracetool.model.timeline import Op
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from tracetool.model.action import CollectiveUse
     from tracetool.model.pipeline import Pipeline, RankProfile, TailPart
     from tracetool.model.schedule import Schedule
@@ -56,34 +58,55 @@ def side_by_side(
     Raises:
         UnsupportedShape: If the pipeline itself holds two copies of its stages.
     """
+    copies = [_copy(pipeline, copy) for copy in range(pipelines)]
+    return as_one(copies, schedule.shape.stages), repeated(schedule, pipelines), topology.beside(pipelines)
+
+
+def repeated(schedule: Schedule, pipelines: int) -> Schedule:
+    """The order of so many pipelines as one.
+
+    Raises:
+        UnsupportedShape: If the order itself holds two copies of its stages.
+    """
     shape = schedule.shape
     if shape.is_bidirectional:
         raise UnsupportedShape(
             f"{schedule.name} runs two opposed pipelines already: several of them over shared links are not modelled.",
             hint=f"take another schedule, or give this pipeline the links for itself ({Option.PIPELINES_ON_LINK(1)})",
         )
-    stages = shape.stages
     orders = tuple(
-        tuple(action._replace(stage=action.stage + copy * stages) for action in order)
+        tuple(action._replace(stage=action.stage + copy * shape.stages) for action in order)
         for copy in range(pipelines)
         for order in schedule.orders
     )
     many = replace(shape, ranks=shape.ranks * pipelines, copies=pipelines)
-    return (
-        _repeated(pipeline, pipelines, stages),
-        replace(schedule, shape=many, orders=orders, overlaps=schedule.overlaps * pipelines),
-        topology.beside(pipelines),
+    return replace(schedule, shape=many, orders=orders, overlaps=schedule.overlaps * pipelines)
+
+
+def as_one(pipelines: Sequence[Pipeline], stages: int) -> Pipeline:
+    """Pipelines of the same shape as one, the stages and ranks of one after those of the other.
+
+    Args:
+        pipelines: At least one; what is no cost of a stage or rank is the first one's.
+        stages: Of each, as its schedule has them.
+    """
+    memories = [pipeline.memory for pipeline in pipelines if pipeline.memory is not None]
+    return replace(
+        pipelines[0],
+        stages=tuple(
+            replace(s, stage=s.stage + place * stages) for place, one in enumerate(pipelines) for s in one.stages
+        ),
+        ranks=tuple(rank for one in pipelines for rank in one.ranks),
+        memory=as_one(memories, stages) if len(memories) == len(pipelines) else None,
     )
 
 
-def _repeated(pipeline: Pipeline, pipelines: int, stages: int) -> Pipeline:
-    profiles = [replace(s, stage=s.stage + copy * stages) for copy in range(pipelines) for s in pipeline.stages]
-    memory = None if pipeline.memory is None else _repeated(pipeline.memory, pipelines, stages)
-    ranks = tuple(_copy(profile, pipeline, copy) for copy in range(pipelines) for profile in pipeline.ranks)
-    return replace(pipeline, stages=tuple(profiles), ranks=ranks, memory=memory)
+def _copy(pipeline: Pipeline, copy: int) -> Pipeline:
+    memory = None if pipeline.memory is None else _copy(pipeline.memory, copy)
+    return replace(pipeline, ranks=tuple(_copied_rank(rank, pipeline, copy) for rank in pipeline.ranks), memory=memory)
 
 
-def _copy(profile: RankProfile, pipeline: Pipeline, copy: int) -> RankProfile:
+def _copied_rank(profile: RankProfile, pipeline: Pipeline, copy: int) -> RankProfile:
     """A rank of a copy: its collectives are named apart from those of copies that have no part in them."""
     ranks = [other.rank for other in pipeline.ranks]
 
@@ -106,7 +129,7 @@ def _copy(profile: RankProfile, pipeline: Pipeline, copy: int) -> RankProfile:
 
 
 def slowest(timeline: Timeline, ranks: int, stages: int) -> Timeline:
-    """Of a timeline of several pipelines, the one that ends last, as if it were alone.
+    """Of a timeline of copies of a pipeline, the one that ends last, as if it were alone.
 
     Args:
         timeline: All of them.
@@ -114,11 +137,23 @@ def slowest(timeline: Timeline, ranks: int, stages: int) -> Timeline:
         stages: Stages of one pipeline.
     """
     last = max(timeline.ops, key=lambda op: (op.end_ns, -op.rank)).rank // ranks
-    first_rank, first_stage = last * ranks, last * stages
+    return replace(one_of(timeline, last, ranks, stages), global_ranks=timeline.global_ranks[:ranks])
+
+
+def one_of(timeline: Timeline, place: int, ranks: int, stages: int) -> Timeline:
+    """Of a timeline of several pipelines, one as if it were alone.
+
+    Args:
+        timeline: All of them.
+        place: Which.
+        ranks: Ranks of one pipeline.
+        stages: Stages of one pipeline.
+    """
+    first_rank, first_stage = place * ranks, place * stages
     mine = range(first_rank, first_rank + ranks)
     return replace(
         timeline,
-        global_ranks=timeline.global_ranks[:ranks],
+        global_ranks=timeline.global_ranks[first_rank : first_rank + ranks],
         ops=tuple(
             replace(op, rank=op.rank - first_rank, stage=op.stage - first_stage)
             if isinstance(op, Op)
@@ -137,7 +172,7 @@ def slowest(timeline: Timeline, ranks: int, stages: int) -> Timeline:
             for t in timeline.transfers
             if t.src_rank in mine
         ),
-        collectives=tuple(replace(one, rank=one.rank - first_rank) for one in timeline.collectives),
+        collectives=tuple(replace(one, rank=one.rank - first_rank) for one in timeline.collectives if one.rank in mine),
         memory=timeline.memory[first_rank : first_rank + ranks],
         overhead_bytes=timeline.overhead_bytes[first_rank : first_rank + ranks],
     )

@@ -166,17 +166,19 @@ def _(result: Sweep) -> dict[str, pa.Table]:
 @_tables.register(Answer)
 def _(result: Answer) -> dict[str, pa.Table]:
     observed = {"role": "observed", "schedule": result.observed_schedule or OBSERVED, "p2p": result.pipeline.p2p}
-    every: list[tuple[Metrics, TableRow]] = [(result.observed_metrics, (observed, result.pipeline.observed.shape))]
+    every: list[tuple[Timeline, Metrics, TableRow]] = [
+        (result.observed, result.observed_metrics, (observed, result.pipeline.observed.shape))
+    ]
     for role, results in (("baseline", (result.baseline,)), ("result", result.results)):
         for each in results:
             change, error = result.step_change(each), result.step_change_error(each)
             told = {"role": role, "step_change_ratio": change, "step_change_error_ratio": error}
-            every.append((each.metrics, (told, each)))
+            every.append((each.timeline, each.metrics, (told, each)))
     by_rank: list[TableRow] = []
-    for metrics, row in every:
-        columns = [result.observed.global_ranks, *(getattr(metrics, name) for name in ("rank_compute_ns", *_HIGHEST))]
+    for timeline, metrics, row in every:
+        columns = [timeline.global_ranks, *(getattr(metrics, name) for name in ("rank_compute_ns", *_HIGHEST))]
         by_rank += [(dict(zip(_OF_EACH_RANK, figures, strict=True)), *row) for figures in zip(*columns, strict=True)]
-    return _made({RESULTS: [(_highest(metrics), *row, metrics) for metrics, row in every], RANKS: by_rank})
+    return _made({RESULTS: [(_highest(metrics), *row, metrics) for _, metrics, row in every], RANKS: by_rank})
 
 
 @_tables.register(Explanation)

@@ -84,6 +84,14 @@ FIELDS: dict[str, Column] = {name: metric.column for name, metric in METRICS.ite
         Column("steps_per_day", "float64", "How many steps more a day has, each with what its mark spans besides."),
         nullable("run_days", "float64", "How long the planned run of whole steps takes; null if none was told of."),
         nullable("run_fee", "float64", "What the links cost meanwhile; null if that is unknown."),
+        nullable(
+            "slowest_pipeline", "int64",
+            "Number of the pipeline that sets the step; null where one is replayed by itself.",
+        ),
+        nullable(
+            "slowest_rank", "int64",
+            "Global rank, of it or of one as slow, whose kernels are slower than others of its stage; null if none is.",
+        ),
         nullable("remark", "string", "Why this variant was chosen, or how its costs came about."),
     )
 }  # fmt: skip
@@ -102,6 +110,7 @@ def columns(*names: str, null: Collection[str] = ()) -> tuple[Column, ...]:
 
 OF_A_PREDICTION = (
     "cross_dc_bubble_ns", "cross_dc_step_ns", "seen_error_ratio", "step_change_ratio", "step_change_error_ratio",
+    "slowest_pipeline", "slowest_rank",
 )  # fmt: skip
 """What a Run with replayed Timelines keeps of each of them beside its figures, as one more metric each."""
 
@@ -116,7 +125,8 @@ RESULTS = table(
     *columns("schedule", "extra_forwards", "p2p", "microbatches", *OF_STEP, "cross_dc_bubble_ns",
              "cross_dc_step_ns", "peak_hbm_bytes",
              "needed_hbm_bytes", "feasible", "seen_error_ratio", "step_change_ratio", "step_change_error_ratio",
-             "evidence", "remark", null=("cross_dc_bubble_ns", "peak_hbm_bytes", "evidence")),
+             "evidence", "slowest_pipeline", "slowest_rank", "remark",
+             null=("cross_dc_bubble_ns", "peak_hbm_bytes", "evidence")),
 )  # fmt: skip
 RANKS = table(
     "ranks",

@@ -10,6 +10,7 @@ from tracetool.model.notice import Notice, NoticeCode, Notices, unasked
 from tracetool.model.scenario import Scenario
 from tracetool.model.schedule import OBSERVED
 from tracetool.model.timeline import measure
+from tracetool.reconstruction.job import WholeJob
 from tracetool.replays.evaluation import evaluate, stages_for
 from tracetool.replays.problem import pose
 from tracetool.schedules import REFERENCE, build_schedule, needs_costs, parse_names, tuning_of
@@ -17,7 +18,8 @@ from tracetool.schedules.names import choice_of, named_here, recognise, refuse_c
 from tracetool.whatif.accuracy import known_error
 from tracetool.whatif.best import choose, recorded_schedule, recorded_test, rests_on
 from tracetool.whatif.depth import choose_warm_ups
-from tracetool.whatif.memory_limit import find_shortage, fits
+from tracetool.whatif.job import evaluate_joined, pipeline_notes, refuse_of_one, slowest_found
+from tracetool.whatif.memory_limit import all_fit, find_shortage
 from tracetool.whatif.remarks import (
     ResultRemarks,
     derived_remarks,
@@ -39,6 +41,7 @@ if TYPE_CHECKING:
     from tracetool.model.pipeline import Pipeline
     from tracetool.model.schedule import PipelineShape
     from tracetool.reconstruction import Reconstruction
+    from tracetool.reconstruction.job import SortedPipelines
     from tracetool.whatif.depth import WarmUps
 
 
@@ -57,6 +60,7 @@ def answer(
     chunks: int | None = None,
     time_limit_s: float | None = None,
     each_step: Sequence[Pipeline] = (),
+    pipelines: WholeJob | SortedPipelines | None = None,
     progress: Progress | None = None,
 ) -> Answer:
     """Replay schedules in a scenario and compare them with a baseline.
@@ -71,6 +75,9 @@ def answer(
         chunks: Stages per rank that schedules of several get from a trace of one; by default as few as they take.
         time_limit_s: For optimal: how long to search; by default half a minute.
         each_step: What each recorded step measured: results are replayed by each as well.
+        pipelines: All of the job: with their costs (``record_job``) they are replayed together, as a step is as slow
+            as the slowest of them and the reduction that joins them, and what is said of one pipeline is said of the
+            one that sets the recorded step; sorted (``sort_pipelines``), they are only told of.
         progress: Told how many schedules there are to replay, and how many are done.
 
     Raises:
@@ -86,6 +93,11 @@ def answer(
         '28.4%'
     """
     schedules, scenario = parse_names(schedules), scenario or Scenario()
+    job = pipelines if isinstance(pipelines, WholeJob) else None
+    sorted_pipelines = pipelines.sorted if isinstance(pipelines, WholeJob) else pipelines
+    if job is not None:
+        refuse_of_one(jitter=jitter_seed is not None, each_step=bool(each_step))
+        found = slowest_found(job)
     pipeline = found.pipeline
     observed = pipeline.observed
     scenario.topology.check(observed.shape.ranks)
@@ -122,7 +134,7 @@ def answer(
     is_like = is_like_the_recordings(found)
     how = _How(
         shape=shape, scenario=scenario, chunks=chunks, own_error=own_error, is_like=is_like, jitter_seed=jitter_seed,
-        time_limit_s=time_limit_s, each_step=each_step,
+        time_limit_s=time_limit_s, each_step=each_step, job=job,
     )  # fmt: skip
     progress = progress or unasked()
     progress.start(1 + len(schedules))
@@ -133,12 +145,13 @@ def answer(
     closer = [result for name in tuned for result in _closer(pipeline, name, how)]
     best = choose([base, *results, *closer], recorded_test(pipeline), baseline).best
     results += [result for result in closer if result is best]
+    every_note = (*notes, *host_notes(found), *notes_of(pipeline, scenario, [base, *results]))
     return Answer(
         pipeline=pipeline, observed=found.observed, observed_schedule=known.name if known else None,
         observed_metrics=seen, fidelity=fidelity, scenario=scenario, baseline=base, results=tuple(results),
-        notes=(*notes, *host_notes(found), *notes_of(pipeline, scenario, [base, *results])), refused=tuple(refused),
+        notes=tuple(pipeline_notes(every_note, sorted_pipelines, [base, *results], scenario)), refused=tuple(refused),
         warnings=tuple(distrust(own_error)), taken=found.taken, jitter_seed=jitter_seed,
-        closer=tuple(result for result in closer if result is not best),
+        closer=tuple(result for result in closer if result is not best), pipelines=sorted_pipelines,
     )  # fmt: skip
 
 
@@ -163,6 +176,7 @@ class _How:
     jitter_seed: int | None
     time_limit_s: float | None
     each_step: Sequence[Pipeline]
+    job: WholeJob | None
     known_warm_ups: dict[str, WarmUps] = field(default_factory=dict)
 
     def warm_ups(self, name: str, pipeline: Pipeline, shape: PipelineShape) -> WarmUps:
@@ -235,10 +249,17 @@ def _evaluate(pipeline: Pipeline, name: str, how: _How, extra_forwards: tuple[in
         time_limit_s=30.0 if how.time_limit_s is None else how.time_limit_s,
         judge=posed.judge if posed else None,
     )
-    evaluation = evaluate(pipeline, schedule, scenario)
-    done, metrics = evaluation.replayed, evaluation.metrics
     free = replace(scenario, topology=scenario.topology.without_delays())
-    ideal = evaluate(pipeline, schedule, free).metrics
+    slowest = None
+    if how.job is None:
+        evaluation = evaluate(pipeline, schedule, scenario)
+        done, metrics, ideal = evaluation.replayed, evaluation.metrics, evaluate(pipeline, schedule, free).metrics
+        of_kinds = [(done.timeline, metrics)]
+    else:
+        joined, slowest = evaluate_joined(how.job, name, how.chunks, schedule, scenario)
+        ideal = measure(evaluate_joined(how.job, name, how.chunks, schedule, free)[0].replayed.timeline)
+        done, metrics = joined.replayed, measure(joined.replayed.timeline)
+        of_kinds = [(timeline, measure(timeline)) for timeline in joined.of_kinds]
     known = known_error(measured, schedule, done.p2p, scenario, how.own_error) if how.is_like else None
     remarks = (
         *((cut,) if cut else chosen),
@@ -250,12 +271,12 @@ def _evaluate(pipeline: Pipeline, name: str, how: _How, extra_forwards: tuple[in
     )
     return Result(
         schedule=schedule.name, extra_forwards=schedule.extra_forwards, p2p=done.p2p,
-        microbatches=schedule.shape.microbatches, feasible=fits(metrics, scenario),
-        shortage=find_shortage(done.timeline, metrics, scenario), metrics=metrics,
+        microbatches=schedule.shape.microbatches, feasible=all_fit([of for _, of in of_kinds], scenario),
+        shortage=next(filter(None, (find_shortage(*each, scenario) for each in of_kinds)), None), metrics=metrics,
         cross_dc_bubble_ns=metrics.window_ns - ideal.window_ns, cross_dc_step_ns=metrics.step_ns - ideal.step_ns,
         replayed=done, known_error=known,
         remarks=ResultRemarks(remarks, pipeline, done, metrics.step_ns, scenario),
         spread=None if how.jitter_seed is None else spread(pipeline, schedule, scenario, how.jitter_seed),
         cut_forwards=cut_forwards, each_step=predict_each_step(how.each_step, schedule, scenario), choice=choice,
-        rests_on=rests_on(measured, name, schedule, done.p2p), unlimited_ns=unlimited_ns,
+        rests_on=rests_on(measured, name, schedule, done.p2p), unlimited_ns=unlimited_ns, slowest=slowest,
     )  # fmt: skip

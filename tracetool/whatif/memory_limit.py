@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 from tracetool.whatif.seen_errors import SEEN
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from tracetool.model.scenario import Scenario
     from tracetool.model.timeline import Metrics, Op, RankOp, Timeline
 
@@ -60,6 +62,12 @@ def fits(metrics: Metrics, scenario: Scenario) -> bool | None:
     if any(needed is not None and needed > limit for needed in metrics.needed_hbm_bytes):
         return False
     return None if None in metrics.peak_hbm_bytes else True
+
+
+def all_fit(replays: Iterable[Metrics], scenario: Scenario) -> bool | None:
+    """Whether all of several replays fit, as ``fits`` has it."""
+    outcomes = {fits(metrics, scenario) for metrics in replays}
+    return next((outcome for outcome in (False, None) if outcome in outcomes), True)
 
 
 def most_lacking(metrics: Metrics, scenario: Scenario) -> tuple[int, int] | None:

@@ -324,11 +324,18 @@ def notes_of(pipeline: Pipeline, scenario: Scenario, results: Sequence[Result]) 
             NoticeCode.HBM_ABOVE_DEVICE,
             f"the HBM limit is above what the recorded devices have ({format_size(device)})",
         )
-    return notes + collective_notes(pipeline, scenario)
+    joined = any(r.slowest is not None for r in results)
+    return notes + collective_notes(pipeline, scenario, joined=joined)
 
 
-def collective_notes(pipeline: Pipeline, scenario: Scenario) -> list[Notice]:
-    """What becomes of collectives whose groups sit in several DCs."""
+def collective_notes(pipeline: Pipeline, scenario: Scenario, *, joined: bool = False) -> list[Notice]:
+    """What becomes of collectives whose groups sit in several DCs.
+
+    Args:
+        pipeline: Whose they are.
+        scenario: Where the links are.
+        joined: Whether all pipelines are replayed together: then all of a group's ranks come to them.
+    """
     topology = scenario.topology
     places = places_of(pipeline, topology)
     own = {rank.rank for rank in pipeline.ranks}
@@ -343,7 +350,7 @@ def collective_notes(pipeline: Pipeline, scenario: Scenario) -> list[Notice]:
             kept[error.message].add(kind)
         else:
             rescaled.add(kind)
-            beyond |= not own.issuperset(use.group_ranks)
+            beyond |= not joined and not own.issuperset(use.group_ranks)
     notes = Notices()
     if rescaled:
         notes.add(

@@ -23,11 +23,45 @@ if TYPE_CHECKING:
     from tracetool.model.pipeline import P2PMode, Pipeline
     from tracetool.model.scenario import Scenario
     from tracetool.model.timeline import Metrics, Timeline
+    from tracetool.reconstruction.job import SortedPipelines
     from tracetool.replays import Replayed
     from tracetool.whatif.accuracy import KnownError
     from tracetool.whatif.best import Evidence
     from tracetool.whatif.memory_limit import Shortage
     from tracetool.whatif.variation import Spread, StepPrediction
+
+
+@dataclass(frozen=True, slots=True)
+class AlikeTimes:
+    """How long pipelines that are alike take among the others, at most.
+
+    Attributes:
+        numbers: Theirs.
+        window_ns: First forward to last backward.
+        step_ns: First forward to the end of gradient reduction and optimizer.
+    """
+
+    numbers: tuple[int, ...]
+    window_ns: int
+    step_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class Slowest:
+    """What sets the step where all pipelines are replayed together.
+
+    Attributes:
+        pipeline: Number of the pipeline, which the metrics are of.
+        rank: Global rank, of it or of a pipeline that computes as long, whose kernels took longer than those of other
+            ranks of its stage; None if none stands out.
+        rank_slower_ratio: By how much.
+        alike: What pipelines of each kind take.
+    """
+
+    pipeline: int
+    rank: int | None
+    rank_slower_ratio: float | None
+    alike: tuple[AlikeTimes, ...]
 
 
 @dataclass(frozen=True)
@@ -55,6 +89,7 @@ class Result(Pictured):
         rests_on: Of an unproven prediction, what nothing recorded was like.
         unlimited_ns: Of a tuned schedule, the step with the warm-up that it would have without the memory limit; None
             if that cuts nothing.
+        slowest: What sets the step, where all pipelines of the job are replayed together; None where one is by itself.
     """
 
     schedule: str
@@ -75,6 +110,7 @@ class Result(Pictured):
     choice: Choice = field(default_factory=Choice)
     rests_on: tuple[str, ...] = ()
     unlimited_ns: int | None = None
+    slowest: Slowest | None = None
 
     @property
     def remark(self) -> str | None:
@@ -108,6 +144,16 @@ class Result(Pictured):
     def timeline(self) -> Timeline:
         """When everything ran."""
         return self.replayed.timeline
+
+    @property
+    def slowest_pipeline(self) -> int | None:
+        """Number of the pipeline that sets the step; None where one is replayed by itself."""
+        return None if self.slowest is None else self.slowest.pipeline
+
+    @property
+    def slowest_rank(self) -> int | None:
+        """Global rank that stands out; None if none does."""
+        return None if self.slowest is None else self.slowest.rank
 
     @property
     def seen_error_ratio(self) -> float | None:
@@ -182,6 +228,8 @@ class Answer(Pictured):
         taken: What of the costs was not measured where it is used.
         jitter_seed: Of costs drawn anew, if that was asked for.
         closer: Tuned schedules with a warm-up closer to its shortest step, where that was not chosen and not asked for.
+        pipelines: Those of the job, by their costs; None where nobody looked. Results say whether they are replayed
+            together (``Result.slowest``).
     """
 
     pipeline: Pipeline
@@ -198,6 +246,7 @@ class Answer(Pictured):
     taken: Taken = field(default_factory=Taken)
     jitter_seed: int | None = None
     closer: tuple[Result, ...] = ()
+    pipelines: SortedPipelines | None = None
 
     def __repr__(self) -> str:
         return f"<Answer: {', '.join(map(repr, self.results))}>"

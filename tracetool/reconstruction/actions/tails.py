@@ -50,6 +50,8 @@ class StepCollective(NamedTuple):
         name: The same on all of its recorded ranks; None if it was matched with no other rank.
         own_ns: Its time without waiting for the last rank to arrive, which is its shortest over the recorded ranks;
             of one that was not matched, all of it.
+        group: Name of its group; empty if it was matched with no other rank.
+        number: Which of its group's it is in the step, from 1; 0 likewise.
     """
 
     rank: int
@@ -60,6 +62,8 @@ class StepCollective(NamedTuple):
     group_ranks: tuple[int, ...]
     name: str | None
     own_ns: int
+    group: str = ""
+    number: int = 0
 
     def use(self, end_ns: int | None = None) -> CollectiveUse:
         """The same without its time.
@@ -67,7 +71,10 @@ class StepCollective(NamedTuple):
         Args:
             end_ns: End of the rank's last compute, if it ran beside computes.
         """
-        use = CollectiveUse(self.operation, self.group_ranks, self.payload_bytes, self.own_ns, meeting=self.name or "")
+        use = CollectiveUse(
+            self.operation, self.group_ranks, self.payload_bytes, self.own_ns,
+            meeting=self.name or "", group=self.group, number=self.number,
+        )  # fmt: skip
         if end_ns is None:
             return use
         after = max(0, min(self.own_ns, self.end_ns - end_ns))
@@ -86,26 +93,40 @@ def step_collectives(run: Run, step: Step, matched: Sequence[Collective]) -> dic
     firsts, lasts = ([step.spans[rank][end] for rank in ranks] for end in (0, 1))
     rows = run.rows(_OF_STEP_SQL, {"ranks": ranks, "firsts": firsts, "lasts": lasts})
     posted = {(rank, position) for rank, position, *_ in rows}
-    of_op: dict[tuple[int, int], tuple[Collective, str]] = {}
+    of_op: dict[tuple[int, int], tuple[Collective, int]] = {}
     numbers: Counter[tuple[str, tuple[int, ...]]] = Counter()
     for one in matched:
         mine = posted.intersection((op.rank, op.position) for op in one.ops)
         if mine:
             key = one.group, one.group_ranks
             numbers[key] += 1
-            of_op |= dict.fromkeys(mine, (one, f"{one.group} {list(one.group_ranks)} {numbers[key]}"))
+            of_op |= dict.fromkeys(mine, (one, numbers[key]))
     by_rank: dict[int, list[StepCollective]] = defaultdict(list)
     for rank, position, start, end, operation, payload, group_ranks in rows:
         alone = StepCollective(
             rank=rank, start_ns=start, end_ns=end, operation=operation, payload_bytes=payload,
             group_ranks=tuple(group_ranks), name=None, own_ns=end - start,
         )  # fmt: skip
-        whole, name = of_op.get((rank, position), (None, None))
+        whole, number = of_op.get((rank, position), (None, 0))
         if whole is not None:
-            size = whole.payload_bytes if payload is None else payload
-            alone = alone._replace(payload_bytes=size, group_ranks=whole.group_ranks, name=name, own_ns=whole.own_ns)
+            alone = alone._replace(
+                payload_bytes=whole.payload_bytes if payload is None else payload, group_ranks=whole.group_ranks,
+                name=meeting_of(whole.group, whole.group_ranks, number), own_ns=whole.own_ns, group=whole.group,
+                number=number,
+            )  # fmt: skip
         by_rank[rank].append(alone)
     return by_rank
+
+
+def meeting_of(group: str, ranks: Sequence[int], number: int) -> str:
+    """Name of a collective, the same on all of its ranks.
+
+    Args:
+        group: Name of its group.
+        ranks: Those of the group.
+        number: Which of the group's it is in the step.
+    """
+    return f"{group} {list(ranks)} {number}"
 
 
 class RankUses(NamedTuple):

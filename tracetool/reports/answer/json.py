@@ -17,6 +17,8 @@ import msgspec
 
 from tracetool.causes import idle_by_cause, mean_by_cause
 from tracetool.comparison.report import (
+    AlikeInfo,
+    AlikeTimesInfo,
     BestInfo,
     ChoiceInfo,
     EachStepInfo,
@@ -26,6 +28,7 @@ from tracetool.comparison.report import (
     LinkInfo,
     NearInfo,
     NetworkInfo,
+    PipelinesInfo,
     RankPlaceInfo,
     RefusedInfo,
     ReportInfo,
@@ -34,6 +37,7 @@ from tracetool.comparison.report import (
     RunInfo,
     ScenarioInfo,
     ShortageInfo,
+    SlowestInfo,
     StepInfo,
     TakenInfo,
     TierInfo,
@@ -83,6 +87,7 @@ def report_info(answer: Answer, facts: RunFacts) -> ReportInfo:
         fidelity=as_struct(FidelityInfo, answer.fidelity),
         scenario=scenario_info(answer.scenario),
         taken=taken_info(answer.taken),
+        pipelines=_pipelines(answer),
         baseline=_result(answer, answer.baseline),
         results=[_result(answer, r) for r in answer.results],
         best=None if answer.best is None else best_info(answer, answer.best),
@@ -157,6 +162,30 @@ def _result(answer: Answer, result: Result) -> ResultInfo:
         jitter=None if result.spread is None else JitterInfo(seed=answer.jitter_seed, **_members(result.spread)),
         each_step=[as_struct(EachStepInfo, one, one.metrics) for one in result.each_step],
         choice=ChoiceInfo(**_members(result.choice)),
+        slowest=_slowest(result),
+    )
+
+
+def _pipelines(answer: Answer) -> PipelinesInfo | None:
+    known = answer.pipelines
+    if known is None:
+        return None
+    return PipelinesInfo(
+        alike=[as_struct(AlikeInfo, alike) for alike in known.alike],
+        left_out=list(known.left_out),
+        joined=answer.baseline.slowest is not None,
+    )
+
+
+def _slowest(result: Result) -> SlowestInfo | None:
+    slowest = result.slowest
+    if slowest is None:
+        return None
+    return as_struct(
+        SlowestInfo,
+        slowest,
+        result.timeline,
+        alike=[as_struct(AlikeTimesInfo, alike) for alike in slowest.alike],
     )
 
 

@@ -12,6 +12,7 @@ from tracetool.reports import Report, RunFacts
 from tracetool.reports.answer import COLUMNS, NEEDS, result_cells
 from tracetool.units import BANDWIDTH_BYTES_PER_S, SIZE_BYTES, format_duration, format_size
 from tracetool.whatif.best import recorded_test, rows_of
+from tracetool.whatif.job import times_lines
 from tracetool.whatif.wording import sharing_lines
 
 if TYPE_CHECKING:
@@ -236,6 +237,8 @@ def result_details(answer: Answer, result: Result) -> list[str]:
     lines = [f"{result.p2p} transfers, window {format_duration(result.metrics.window_ns)}"]
     if result.extra_forwards is not None:
         lines.append(f"extra warm-up forwards per rank: {', '.join(f'+{n}' for n in result.extra_forwards)}")
+    if result.slowest is not None:
+        lines += times_lines(result.slowest)
     if result.spread is not None:
         lines.append(_spread(result.spread))
     if result.remark:
@@ -247,7 +250,7 @@ def result_details(answer: Answer, result: Result) -> list[str]:
         beyond = ["?" if size is None else format_size(size) for size in result.metrics.overhead_bytes]
         lines.append(f"needed beyond it, as measured: {', '.join(beyond)}{_of_all(answer, result)}")
     if result.shortage is not None:
-        lines += shortage_lines(result.shortage, answer.observed.global_ranks)
+        lines += shortage_lines(result.shortage, result.timeline.global_ranks)
     if not is_baseline(answer, result):
         lines += _reductions(answer, result)
     return lines

@@ -23,6 +23,7 @@ from tracetool.units import format_count, format_duration, format_size
 from tracetool.whatif.accuracy import format_error
 from tracetool.whatif.best import UNPROVEN_MARK, UNPROVEN_TEXT, is_as_good, nothing_fits, unchecked
 from tracetool.whatif.depth import RELEVANT_RATIO
+from tracetool.whatif.job import setting_text
 from tracetool.whatif.memory_limit import is_near_the_limit
 from tracetool.whatif.wording import sharing_lines, way_text
 
@@ -64,7 +65,8 @@ class Verdict:
 
 _FIRST = (
     NoticeCode.FIDELITY, NoticeCode.HBM_UNCHECKED, NoticeCode.HOST_BOUND, NoticeCode.COLLECTIVES_KEPT,
-    NoticeCode.LINKS_SHARED, NoticeCode.RANKS_COPIED, NoticeCode.NAME_MEANT,
+    NoticeCode.LINKS_SHARED, NoticeCode.RANKS_COPIED, NoticeCode.PIPELINES_JOINED, NoticeCode.PIPELINES_ALIKE,
+    NoticeCode.NAME_MEANT,
 )  # fmt: skip
 _MOST_NOTES = 2
 
@@ -122,7 +124,10 @@ def screen(answer: Answer) -> bytes:
         *([] if len({r.p2p for r in compared_results(answer)}) > 1 else [f"{answer.pipeline.p2p} transfers"]),
     ]
     refused = [f"  {one.schedule}: {one.reason}" for one in answer.refused[:_MOST_NOTES]]
-    lines = [*(f"warning: {text}" for text in answer.warnings), f"{found.headline}.", f"  {', '.join(asked)}", ""]
+    lines = [*(f"warning: {text}" for text in answer.warnings), f"{found.headline}.", f"  {', '.join(asked)}"]
+    setting = found.best.slowest
+    lines += [] if setting is None else [f"  {setting_text(setting)}"]
+    lines.append("")
     lines = wrapped([*lines, *results_table(answer, width), *refused, *near_lines(answer)], width)
     return ("\n".join([*lines, "", *first_notes(answer.notes, width, lines)]) + "\n").encode()
 

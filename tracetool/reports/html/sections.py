@@ -71,10 +71,10 @@ def idle_view(answer: Answer, best: Result, idles_of: IdlesOf) -> IdleView:
     names = [("compute", "compute"), *((_kind(c), f"idle: {c.words.label}") for c in causes)]
     return IdleView(
         of=result_name(best),
-        bars=tuple(_bars(answer, best, by_rank)),
+        bars=tuple(_bars(best, by_rank)),
         legend=tuple(BarPart(kind, name, "") for kind, name in names),
         causes=_causes_table(answer, best, idles_of),
-        ranks=_ranks_table(answer, best, by_rank, causes),
+        ranks=_ranks_table(best, by_rank, causes),
     )
 
 
@@ -95,13 +95,13 @@ def _sums(idles: Sequence[Idle], ranks: int) -> list[dict[Cause, int]]:
     return sums
 
 
-def _rank_name(answer: Answer, position: int) -> str:
-    dcs = answer.scenario.topology.dcs
+def _rank_name(best: Result, position: int) -> str:
+    dcs = best.replayed.topology.dcs
     place = f" ({dcs[position]})" if dcs else ""
-    return f"rank {answer.observed.global_ranks[position]}{place}"
+    return f"rank {best.timeline.global_ranks[position]}{place}"
 
 
-def _bars(answer: Answer, best: Result, by_rank: list[dict[Cause, int]]) -> list[Bar]:
+def _bars(best: Result, by_rank: list[dict[Cause, int]]) -> list[Bar]:
     window = best.metrics.window_ns
     bars = []
     for position, busy in enumerate(best.metrics.rank_compute_ns[:MOST_RANKS]):
@@ -111,7 +111,7 @@ def _bars(answer: Answer, best: Result, by_rank: list[dict[Cause, int]]) -> list
             for kind, name, value in [("compute", "compute", busy), *idle]
         ]
         told = f"{busy / window if window else 0:.0%} busy"
-        bars.append(Bar(_rank_name(answer, position), tuple(parts), told))
+        bars.append(Bar(_rank_name(best, position), tuple(parts), told))
     return bars
 
 
@@ -137,12 +137,12 @@ def _causes_table(answer: Answer, best: Result, idles_of: IdlesOf) -> PageTable:
     return PageTable("Idle time by cause, mean over ranks", columns, tuple(rows), remarked=True)
 
 
-def _ranks_table(answer: Answer, best: Result, by_rank: list[dict[Cause, int]], causes: list[Cause]) -> PageTable:
+def _ranks_table(best: Result, by_rank: list[dict[Cause, int]], causes: list[Cause]) -> PageTable:
     window = best.metrics.window_ns
     rows = []
     for position, busy in enumerate(best.metrics.rank_compute_ns[:MOST_RANKS]):
         cells = (busy, window - busy, *(by_rank[position].get(cause, 0) for cause in causes))
-        rows.append(Row(Cell(_rank_name(answer, position), position), tuple(_duration(value) for value in cells)))
+        rows.append(Row(Cell(_rank_name(best, position), position), tuple(_duration(value) for value in cells)))
     return PageTable(
         f"Each rank within the pipeline window of {format_duration(window)}",
         ("Rank", "Compute", "Idle", *(cause.words.label for cause in causes)),

@@ -1,0 +1,149 @@
+"""All pipelines of made jobs, from traces to answers: what sets the step is known from how they were made."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+import pytest
+from helpers.made_job import MadeJob, Simulated, simulate
+from helpers.made_traces import write_job
+from helpers.notices import texts
+from helpers.recorded import h100, looked_at
+
+import tracetool as tt
+from tracetool.cli import run as command
+from tracetool.errors import ScenarioError
+from tracetool.model.notice import NoticeCode
+from tracetool.reconstruction.job import AlikePipelines, SortedPipelines, WholeJob, record_job, sort_pipelines
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+SLOW = 1.25
+
+
+class _Made:
+    def __init__(self, folder: Path, job: MadeJob) -> None:
+        self.job = job
+        self.traces = folder / "traces"
+        self.simulated: Simulated = write_job(self.traces, job)
+        self.path = folder / "x.run"
+        self.run = tt.ingest(self.traces, self.path)
+        self.found = tt.reconstruct(self.run)
+
+    def joined(self) -> WholeJob:
+        return record_job(self.run, self.found, sort_pipelines(self.run))
+
+
+@pytest.fixture(scope="module")
+def straggling(tmp_path_factory: pytest.TempPathFactory) -> _Made:
+    """Two replicas of two stages, tensor parallel; rank 6, of the second stage of pipeline 2, is slow."""
+    job = MadeJob(pp=2, dp=2, tp=2, slow={6: SLOW}, jitter_ratio=0.003, seed=1, clocks_ns={1: 4_000_000, 6: -2_000_000})
+    return _Made(tmp_path_factory.mktemp("straggling"), job)
+
+
+@pytest.fixture(scope="module")
+def equal(tmp_path_factory: pytest.TempPathFactory) -> _Made:
+    """Four replicas of two stages with jitter alone."""
+    return _Made(tmp_path_factory.mktemp("equal"), MadeJob(pp=2, dp=4, jitter_ratio=0.003, seed=2))
+
+
+def test_the_slow_pipeline_and_its_rank_set_the_step(straggling: _Made) -> None:
+    """Pipelines 2 and 3 meet within actions, so both are slow; 0 and 1 wait for them in the reduction.
+
+    The simulator's step is from the first kernel of any rank; what its hosts leave between calls is no part of costs.
+    """
+    known = sort_pipelines(straggling.run)
+    assert [alike.numbers for alike in known.alike] == [(0, 1), (2,), (3,)]
+    assert known.slower[6] == pytest.approx(SLOW - 1, abs=0.01)
+    answer = tt.answer(straggling.found, "1f1b,gpipe", pipelines=straggling.joined())
+    slowest = answer.baseline.slowest
+    assert slowest is not None
+    assert (slowest.pipeline, slowest.rank) == (2, 6)
+    assert answer.baseline.step_ns == pytest.approx(straggling.simulated.step_ns[0], rel=0.01)
+    assert answer.baseline.timeline.global_ranks == (2, 6)
+    assert answer.results[0].slowest_rank == 6
+    ready = [max(straggling.simulated.ready_ns[0][rank] for rank in (n, n + 4)) for n in range(4)]
+    for alike, expected in zip(slowest.alike, (max(ready[:2]), *ready[2:]), strict=True):
+        assert alike.window_ns == pytest.approx(expected, rel=0.01)
+    # By itself, the first pipeline tells of a step without its waiting.
+    alone = tt.answer(straggling.found, "1f1b").baseline.step_ns
+    assert answer.baseline.step_ns > 1.1 * alone
+
+
+def test_another_schedule_is_as_a_simulation_of_it(straggling: _Made) -> None:
+    """GPipe simulated for the same job: predicted from the recording of 1F1B."""
+    job = straggling.job
+    orders = [[(s, kind, n) for kind in "FB" for n in range(job.microbatches)] for s in range(job.pp)]
+    other = MadeJob(pp=2, dp=2, tp=2, slow=job.slow, jitter_ratio=0.003, seed=1, order=orders.__getitem__)
+    answer = tt.answer(straggling.found, "gpipe", pipelines=straggling.joined())
+    assert answer.results[0].step_ns == pytest.approx(simulate(other).step_ns[0], rel=0.015)
+
+
+def test_equal_pipelines_give_the_answer_of_the_first(equal: _Made) -> None:
+    known = sort_pipelines(equal.run)
+    (alike,) = known.alike
+    assert alike.numbers == (0, 1, 2, 3)
+    assert 0 < alike.apart_ratio < 0.01
+    alone, told = (tt.answer(equal.found, "gpipe", pipelines=pipelines) for pipelines in (None, known))
+    assert [r.metrics for r in alone.results] == [r.metrics for r in told.results]
+    assert texts(told.notes, NoticeCode.PIPELINES_ALIKE)[0].startswith("4 equal pipelines side by side")
+    job = record_job(equal.run, equal.found, known)
+    joined = tt.answer(equal.found, "gpipe", pipelines=job)
+    assert [r.metrics for r in joined.results] == [r.metrics for r in alone.results]
+    assert {p.ranks[0].tail[0].collectives[0].meeting for p in job.pipelines} == {
+        equal.found.pipeline.ranks[0].tail[0].collectives[0].meeting
+    }
+
+
+def test_what_is_of_one_pipeline_is_refused(straggling: _Made) -> None:
+    with pytest.raises(ScenarioError, match="one pipeline alone"):
+        tt.answer(straggling.found, "1f1b", pipelines=straggling.joined(), jitter_seed=1)
+
+
+def test_replay_takes_all_where_they_differ(
+    straggling: _Made, equal: _Made, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def printed(*words: object) -> str:
+        assert command(["replay", *map(str, words), "-q"]) == 0
+        return capsys.readouterr().out
+
+    text = printed(straggling.path, "--schedule", "gpipe")
+    assert "pipeline 2 sets the step: the kernels of rank 6 take" in text
+    told = json.loads(printed(straggling.path, "--schedule", "gpipe", "--json"))
+    assert told["pipelines"]["joined"] is True
+    assert [kind["numbers"] for kind in told["pipelines"]["alike"]] == [[0, 1], [2], [3]]
+    slowest = told["baseline"]["slowest"]
+    assert (slowest["pipeline"], slowest["rank"], slowest["global_ranks"]) == (2, 6, [2, 6])
+    one = json.loads(printed(straggling.path, "--schedule", "gpipe", "--json", "--pipeline", 0))
+    assert one["pipelines"] is one["results"][0]["slowest"] is None
+    assert one["baseline"]["step_ns"] < told["baseline"]["step_ns"]
+    same = json.loads(printed(equal.path, "--json"))
+    assert same["pipelines"]["joined"] is False
+    asked = json.loads(printed(equal.path, "--json", "--all-pipelines"))
+    assert asked["pipelines"]["joined"] is True
+    assert asked["baseline"]["step_ns"] == same["baseline"]["step_ns"]
+
+
+def test_sql_names_the_pipeline_and_the_rank(straggling: _Made, tmp_path: Path) -> None:
+    assert command(["replay", str(straggling.path), "--schedule", "gpipe", "-q", "--run", str(tmp_path / "y.run")]) == 0
+    rows = tt.open_run(tmp_path / "y.run").query(
+        "SELECT timeline, slowest_pipeline, slowest_rank FROM schedule_comparison ORDER BY timeline"
+    )
+    *replayed, observed = rows.rows()
+    assert [(name, rank) for name, _, rank in replayed] == [("1f1b", 6), ("gpipe", 6)]
+    # The two that meet within actions are through at nearly the same time.
+    assert {pipeline for _, pipeline, _ in replayed} <= {2, 3}
+    assert observed == ("observed", None, None)
+
+
+def test_two_recorded_pipelines_are_as_slow_as_the_slower_one() -> None:
+    """Tensor parallel H100s whose pipelines share no reduction: the step is the longer one of both, to the ns."""
+    found = tuple(looked_at(h100("tp2pp2_1f1b_m8"), pipeline=number) for number in (0, 1))
+    steps = [tt.answer(one, "1f1b").baseline.step_ns for one in found]
+    kinds = SortedPipelines((AlikePipelines((0,), 0.0), AlikePipelines((1,), 0.0)))
+    job = WholeJob(kinds, found, tuple(one.pipeline for one in found), (0, 1), (0, 1))
+    answer = tt.answer(found[0], "1f1b", pipelines=job)
+    assert answer.baseline.step_ns == max(steps)
+    assert answer.baseline.slowest_pipeline == steps.index(max(steps))
