@@ -15,7 +15,14 @@ import tracetool as tt
 from tracetool.cli import run as command
 from tracetool.errors import ScenarioError
 from tracetool.model.notice import NoticeCode
-from tracetool.reconstruction.job import AlikePipelines, SortedPipelines, WholeJob, record_job, sort_pipelines
+from tracetool.reconstruction.job import (
+    KEPT_PIPELINES,
+    AlikePipelines,
+    SortedPipelines,
+    WholeJob,
+    record_job,
+    sort_pipelines,
+)
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -95,6 +102,10 @@ def test_equal_pipelines_give_the_answer_of_the_first(equal: _Made) -> None:
     assert {p.ranks[0].tail[0].collectives[0].meeting for p in job.pipelines} == {
         equal.found.pipeline.ranks[0].tail[0].collectives[0].meeting
     }
+
+
+def test_a_run_keeps_which_of_its_pipelines_are_alike(straggling: _Made) -> None:
+    assert straggling.run.kept(KEPT_PIPELINES) == sort_pipelines(straggling.run)
 
 
 def test_what_is_of_one_pipeline_is_refused(straggling: _Made) -> None:

@@ -21,6 +21,7 @@ from tracetool.reconstruction.actions.hops import link_rows
 from tracetool.reconstruction.capture import Account
 from tracetool.reconstruction.capture.survey import keep_survey, survey_run, survey_tables
 from tracetool.reconstruction.capture.waits import with_exposed
+from tracetool.reconstruction.job import KEPT_PIPELINES, sort_pipelines
 from tracetool.reconstruction.memory.log import record_snapshots_apart_in_time
 from tracetool.reconstruction.steps import step_facts
 from tracetool.schedules.names import best_fit
@@ -132,6 +133,8 @@ def derive(run: Run) -> Run:
         run.keep(KEPT, _as_asked_again(reconstruction, surveyed, apart))
     tables["findings"] = rows_table("findings", account.findings)
     run.add(tables, {_ENTRY: entry})
+    if len(survey.pipelines) > 1:
+        run.keep(KEPT_PIPELINES, sort_pipelines(run))
     return run
 
 
