@@ -8,22 +8,26 @@ meet in a gradient reduction; stage 0 is through last.
 from __future__ import annotations
 
 from dataclasses import replace
+from random import Random
 from typing import TYPE_CHECKING
 
+import numpy as np
 import pytest
 from helpers.synthetic import pipeline
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tracetool.model.action import ActionKind
+from tracetool.model.pipeline import P2P_MODES
 from tracetool.stragglers import stragglers_of
-from tracetool.stragglers.equalize import Averages
+from tracetool.stragglers.equalize import Averages, places
+from tracetool.stragglers.many import CompiledOrders, ManyReplays
 from tracetool.stragglers.step import Frame, JobStep, OutsideStretch, StepReplay, numbered
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from tracetool.model.pipeline import Pipeline
+    from tracetool.model.pipeline import P2PMode, Pipeline
     from tracetool.stragglers import Stragglers, Suspect
 
 P, M, F, B = 4, 6, 1000, 2000
@@ -286,3 +290,52 @@ def test_properties_of_any_job(forwards: list[list[list[int]]], backwards: list[
 
 def _flat(values: list[list[list[int]]]) -> list[int]:
     return [d for k in values for s in k for d in s]
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    st.lists(durations, min_size=2, max_size=2), st.lists(durations, min_size=2, max_size=2),
+    st.lists(st.integers(0, 10**6), min_size=12, max_size=12), st.sampled_from(P2P_MODES), st.integers(0, 2**20),
+)  # fmt: skip
+def test_many_what_ifs_at_once_are_each_by_itself(
+    forwards: list[list[list[int]]], backwards: list[list[list[int]]], waits: list[int], p2p: P2PMode, seed: int
+) -> None:
+    """Whatever is chosen, ranks ready at any time, however messages are issued: a replay of that step alone."""
+    made = job(forwards, backwards)
+    pipelines = [
+        replace(
+            one,
+            p2p=p2p,
+            stages=tuple(replace(s, forward_transfer_ns=waits[s.stage], backward_transfer_ns=7) for s in one.stages),
+        )
+        for one in made.pipelines
+    ]
+    frames = tuple(
+        tuple(
+            replace(frame, head=(OutsideStretch("allgather dp", "collective", waits[6 + 3 * k + s], f"head {s}"),))
+            for s, frame in enumerate(of_pipeline)
+        )
+        for k, of_pipeline in enumerate(made.frames)
+    )
+    step = replace(made, pipelines=tuple(pipelines), frames=frames)
+    averages, draw = Averages([step]), Random(seed)  # noqa: S311 - no secret
+    every = places([step])
+    chosen = [{where for where in every if draw.random() < 0.5} for _ in range(5)]
+    at_once = ManyReplays(step, averages, CompiledOrders()).steps_ns(
+        lambda ordered: np.array([[where in one for one in chosen] for where in ordered])
+    )
+    alone = StepReplay()
+    assert at_once == [alone.step_ns(averages.apply(step, one.__contains__)) for one in chosen]
+
+
+def test_meetings_in_different_orders_are_replayed_one_at_a_time() -> None:
+    """Two ranks that name the same collectives in turns meet nowhere: neither waits for what never comes."""
+    made = pipeline(2, M, F, B, p2p="posted-ahead")
+    one, other = (OutsideStretch(name, "collective", 100, name) for name in ("a", "b"))
+    step = framed(made, [Frame(tail=(one, other)), Frame(tail=(other, one))])
+    none = ManyReplays(step, Averages([step]), CompiledOrders()).steps_ns(
+        lambda ordered: np.zeros((len(ordered), 1), bool)
+    )
+    assert none is None
+    (times,) = stragglers_of([step]).steps
+    assert times.measured_ns == StepReplay().step_ns(step) == (M + 1) * (F + B) + 200

@@ -45,7 +45,14 @@ class NodeOrder:
     later: Int32s
 
 
-def make_plan(graph: TaskGraph, class_of: Int32s, link_of: Int32s, starts: Int64s | None) -> NodeOrder | None:
+def make_plan(
+    graph: TaskGraph,
+    class_of: Int32s,
+    link_of: Int32s,
+    starts: Int64s | None,
+    released: Int32s | None = None,
+    first_release: int = 0,
+) -> NodeOrder | None:
     """Order everything.
 
     One pair of ranks has its messages ready in the order they are posted, in every mode: a rank's posts follow its
@@ -58,6 +65,8 @@ def make_plan(graph: TaskGraph, class_of: Int32s, link_of: Int32s, starts: Int64
         class_of: Per task, its cost class.
         link_of: Per task, the number of the link it occupies; -1 for none.
         starts: When tasks start in one scenario: links that several pairs share are taken to serve in this order.
+        released: Tasks that do not start before a release of their own: a node more each, after all others.
+        first_release: Cost class of the first of these, which takes until the release; that of the next is one on.
 
     Returns:
         The plan; None if the order on a link is unknown, or tasks wait for each other.
@@ -85,15 +94,19 @@ def make_plan(graph: TaskGraph, class_of: Int32s, link_of: Int32s, starts: Int64
     nodes = graph.tasks + int(shared.sum())
     if len(graph.onward.move):
         before, after, nodes = _with_starts(graph, before, after, nodes)
-    found = _order(before, after, nodes, graph.successors if not len(moves) else None)
+    classes = np.append(class_of, np.zeros(nodes - graph.tasks, np.int32))
+    if released is not None:
+        before = np.append(before, nodes + np.arange(len(released))).astype(np.int32)
+        after, nodes = np.append(after, released).astype(np.int32), nodes + len(released)
+        classes = np.append(classes, first_release + np.arange(len(released))).astype(np.int32)
+    found = _order(before, after, nodes, graph.successors if not len(moves) and released is None else None)
     if found is None:
         return None
     order, levels = found
     place = np.empty(nodes, np.int32)
     place[order] = np.arange(nodes)
     return NodeOrder(
-        order, rows_by(place[after], before, nodes), levels,
-        np.append(class_of, np.zeros(nodes - graph.tasks, np.int32)),
+        order, rows_by(place[after], before, nodes), levels, classes,
         waiting[moves[:-1][checked]], waiting[moves[1:][checked]],
     )  # fmt: skip
 

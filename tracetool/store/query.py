@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from functools import cached_property
 from importlib.resources import files
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, cast
 
@@ -84,9 +85,17 @@ def empty_source(table: Table) -> str:
     return f"(SELECT {columns} WHERE false)"
 
 
-def make_views(connection: duckdb.DuckDBPyConnection, sources: Mapping[str, str]) -> None:
-    """Make every view in the current schema, without the comments, which take longer to set than most queries."""
-    lines = view_statements(sources).splitlines()
+def make_views(
+    connection: duckdb.DuckDBPyConnection, sources: Mapping[str, str], *, tables: Literal["VIEW", "TABLE"] = "VIEW"
+) -> None:
+    """Make every view in the current schema, without the comments, which take longer to set than most queries.
+
+    Args:
+        connection: Where.
+        sources: For each table, what it selects from.
+        tables: Whether tables are views of that, or copies.
+    """
+    lines = view_statements(sources, tables=tables).splitlines()
     connection.execute("\n".join(line for line in lines if not line.startswith(_COMMENT)))
 
 
@@ -103,6 +112,11 @@ class Lens:
     def connection(self) -> duckdb.DuckDBPyConnection:
         """What queries run on."""
         raise NotImplementedError
+
+    @cached_property
+    def _statements(self) -> dict[str, duckdb.Statement]:
+        """Texts that were parsed before: of the same small question again and again, that is a fifth."""
+        return {}
 
     def query(self, sql: str, parameters: Parameters = None) -> pl.DataFrame:
         """Run a query over the Run's tables and views.
@@ -143,7 +157,9 @@ class Lens:
         """Names of columns, and rows."""
         import duckdb
 
-        statement = self._statement(sql)
+        if sql not in self._statements:
+            self._statements[sql] = self._statement(sql)
+        statement = self._statements[sql]
         try:
             # A relation is bound once to know its columns, and again to run: of many small queries that is a fifth.
             done = self.connection.execute(statement, parameters or None)

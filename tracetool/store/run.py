@@ -45,6 +45,7 @@ if TYPE_CHECKING:
 MANIFEST = "manifest.json"
 _KEPT = ".kept"
 _WORTH_FILES = 32
+_MOST_HELD_BYTES = 48_000_000
 _PACKAGE = __name__.partition(".")[0]
 
 
@@ -168,6 +169,7 @@ class Run(Lens):
         self.name = name or str(path)
         self._through: Mapping[str, str] = {}
         self._narrowed: Mapping[str, Sequence[str]] = {}
+        self._is_held = False
         try:
             self.manifest: dict[str, Any] = json.loads((path / MANIFEST).read_text(encoding="utf-8"))
             version = str(self.manifest["schema_version"])
@@ -212,7 +214,7 @@ class Run(Lens):
         Queries can reach neither files nor the network, and nothing they do changes the Run.
         """
         connection = connect([self.path], self.size_bytes)
-        make_views(connection, self.sources)
+        make_views(connection, self.sources, tables="TABLE" if self._is_held else "VIEW")
         seal(connection)
         return connection
 
@@ -278,6 +280,8 @@ class Run(Lens):
         Args:
             ranks: Those that are asked about; rows of others may be missing.
         """
+        if self._is_held:
+            return self
         wanted = set(ranks)
         whole = {WHOLE} | {
             source_part(source)
@@ -296,6 +300,17 @@ class Run(Lens):
         run = self._again()
         # A table in which none of them has a file is opened as before: no row of it is asked for.
         run._narrowed = narrowed
+        return run
+
+    def in_memory(self) -> Run:
+        """The same Run with its tables read once, for many small questions of all of it: opening files is most of them.
+
+        Where they are large, files are read for each question as before.
+        """
+        if sum(self._sizes.values()) > _MOST_HELD_BYTES:
+            return self
+        run = self._again()
+        run._is_held = True
         return run
 
     @property

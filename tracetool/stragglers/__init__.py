@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from tracetool.model.notice import Notice, NoticeCode, unasked
 from tracetool.reconstruction.capture import Account
 from tracetool.stragglers.equalize import Averages, SlowPlace, Where, places, slowest_places
+from tracetool.stragglers.many import CompiledOrders, ManyReplays
 from tracetool.stragglers.measured import job_steps
 from tracetool.stragglers.step import JobStep, StepReplay
 
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
     from tracetool.model.notice import Progress
+    from tracetool.replays.flow import Bools
     from tracetool.store.run import Run
 
 Axis = Literal["kind", "stage", "pipeline", "rank"]
@@ -164,36 +166,28 @@ def stragglers_of(
 ) -> Stragglers:
     """The same from costs of steps."""
     progress = progress or unasked()
-    replays = StepReplay()
     measured = [step.without_host_gaps() for step in steps]
     averages = Averages(measured)
-
-    def times(chosen: Callable[[Where], bool], typical: Averages = averages) -> list[int]:
-        steps_ns = []
-        for step in measured:
-            steps_ns.append(replays.step_ns(typical.apply(step, chosen)))
-            progress.advance(1)
-        return steps_ns
-
-    own = Averages(measured, by_stage=True)
     slow_stage, slow_rank = slowest_places(measured)
     candidates = _candidates(measured)
     progress.start((2 + 2 * len(candidates)) * len(measured))
-    alike = times(lambda _where: True, own)
-    as_measured = [replays.step_ns(step) for step in measured]
-    equalized = times(lambda _where: True)
-    suspects = []
-    for axis, name, belongs in candidates:
-        suspects.append(
-            Suspect(
-                axis=axis,
-                name=name,
-                without_ns=tuple(times(belongs)),
-                alone_ns=tuple(times(_others(belongs))),
-                measured_ns=_mean(as_measured),
-                equalized_ns=_mean(equalized),
-            )
+    replays = _Replays(averages, Averages(measured, by_stage=True), candidates)
+    rows = []
+    for step, before in zip(measured, steps, strict=True):
+        rows.append(replays.of(step, before))
+        progress.advance(2 + 2 * len(candidates))
+    as_measured, equalized = ([getattr(row, name) for row in rows] for name in ("measured_ns", "equalized_ns"))
+    suspects = [
+        Suspect(
+            axis=candidate.axis,
+            name=candidate.name,
+            without_ns=tuple(row.without_ns[number] for row in rows),
+            alone_ns=tuple(row.alone_ns[number] for row in rows),
+            measured_ns=_mean(as_measured),
+            equalized_ns=_mean(equalized),
         )
+        for number, candidate in enumerate(candidates)
+    ]
     # Equal costs in an order of their own: candidates come in whatever order the tables list them.
     suspects.sort(key=lambda s: (_AXES.index(s.axis), -s.saved_ns, len(s.name), s.name))
     return Stragglers(
@@ -201,12 +195,12 @@ def stragglers_of(
             WhatIfTimes(
                 number=step.number,
                 observed_ns=step.observed_ns,
-                replayed_ns=replays.step_ns(step),
-                measured_ns=before,
-                alike_ns=between,
-                equalized_ns=after,
+                replayed_ns=row.replayed_ns,
+                measured_ns=row.measured_ns,
+                alike_ns=row.alike_ns,
+                equalized_ns=row.equalized_ns,
             )
-            for step, before, between, after in zip(steps, as_measured, alike, equalized, strict=True)
+            for step, row in zip(steps, rows, strict=True)
         ),
         suspects=tuple(suspects),
         ranks=tuple(tuple(profile.rank for profile in pipeline.ranks) for pipeline in steps[0].pipelines),
@@ -216,34 +210,105 @@ def stragglers_of(
     )
 
 
-def _candidates(steps: Sequence[JobStep]) -> list[tuple[Axis, str, Callable[[Where], bool]]]:
+class _Candidate(NamedTuple):
+    """What can be equalized on its own: all places that have a value on an axis."""
+
+    axis: Axis
+    name: str
+    value: object
+
+    def has(self, where: Where) -> bool:
+        """Whether a place is of it."""
+        return bool(getattr(where, self.axis) == self.value)
+
+
+class _StepWhatIfs(NamedTuple):
+    """One step in all what-ifs; of each candidate, with it alone equalized, and with all but it."""
+
+    replayed_ns: int
+    measured_ns: int
+    alike_ns: int
+    equalized_ns: int
+    without_ns: Sequence[int]
+    alone_ns: Sequence[int]
+
+
+class _Replays:
+    """Replays steps in all what-ifs: at once, or one at a time where what launches take hangs on what actions take.
+
+    Args:
+        averages: What kinds take.
+        of_stages: What kinds take on each stage.
+        candidates: What is equalized on its own.
+    """
+
+    def __init__(self, averages: Averages, of_stages: Averages, candidates: Sequence[_Candidate]) -> None:
+        self._averages = averages
+        self._of_stages = of_stages
+        self._candidates = candidates
+        self._orders = CompiledOrders()
+        self._alone = StepReplay()
+
+    def of(self, step: JobStep, with_gaps: JobStep) -> _StepWhatIfs:
+        """A step, given with and without its host gaps."""
+        at_once = None if any(p.hosts_wait for p in step.pipelines) else self._at_once(step, with_gaps)
+        return at_once or self._one_by_one(step, with_gaps)
+
+    def _at_once(self, step: JobStep, with_gaps: JobStep) -> _StepWhatIfs | None:
+        import numpy as np
+
+        def columns(places: Sequence[Where]) -> Bools:
+            belongs = np.array([[c.has(where) for c in self._candidates] for where in places], bool)
+            belongs = belongs.reshape(len(places), len(self._candidates))
+            none, every = np.zeros((len(places), 1), bool), np.ones((len(places), 1), bool)
+            return np.hstack([none, every, belongs, ~belongs])
+
+        def every(places: Sequence[Where]) -> Bools:
+            return np.ones((len(places), 1), bool)
+
+        def none(places: Sequence[Where]) -> Bools:
+            return np.zeros((len(places), 1), bool)
+
+        many = ManyReplays(step, self._averages, self._orders).steps_ns(columns)
+        alike = ManyReplays(step, self._of_stages, self._orders).steps_ns(every)
+        replayed = ManyReplays(with_gaps, self._averages, self._orders).steps_ns(none)
+        if many is None or alike is None or replayed is None:
+            return None
+        measured, equalized, *rest = many
+        half = len(self._candidates)
+        return _StepWhatIfs(replayed[0], measured, alike[0], equalized, rest[:half], rest[half:])
+
+    def _one_by_one(self, step: JobStep, with_gaps: JobStep) -> _StepWhatIfs:
+        def step_ns(chosen: Callable[[Where], bool], averages: Averages = self._averages) -> int:
+            return self._alone.step_ns(averages.apply(step, chosen))
+
+        return _StepWhatIfs(
+            replayed_ns=self._alone.step_ns(with_gaps),
+            measured_ns=self._alone.step_ns(step),
+            alike_ns=step_ns(lambda _where: True, self._of_stages),
+            equalized_ns=step_ns(lambda _where: True),
+            without_ns=[step_ns(candidate.has) for candidate in self._candidates],
+            alone_ns=[step_ns(_others(candidate.has)) for candidate in self._candidates],
+        )
+
+
+def _candidates(steps: Sequence[JobStep]) -> list[_Candidate]:
     """What can be equalized on its own; ranks only where they are not stages by another name."""
     all_places = places(steps)
-    of_axis: dict[Axis, Callable[[Where], object]] = {
-        "kind": lambda where: where.kind,
-        "stage": lambda where: where.stage,
-        "pipeline": lambda where: where.pipeline,
-        "rank": lambda where: where.rank,
-    }
-    found: list[tuple[Axis, str, Callable[[Where], bool]]] = []
+    found: list[_Candidate] = []
     for axis in _AXES:
-        take = of_axis[axis]
-        values = list(dict.fromkeys(value for where in all_places if (value := take(where)) is not None))
+        values = list(dict.fromkeys(value for where in all_places if (value := getattr(where, axis)) is not None))
         pairs = {(where.rank, where.stage) for where in all_places}
         is_stage = axis == "rank" and len({stage for _, stage in pairs}) == len({rank for rank, _ in pairs}) == len(
             pairs
         )
         if len(values) > 1 and not is_stage:
-            found += [(axis, str(value), _belongs(take, value)) for value in values]
+            found += [_Candidate(axis, str(value), value) for value in values]
     return found
 
 
 def _others(belongs: Callable[[Where], bool]) -> Callable[[Where], bool]:
     return lambda where: not belongs(where)
-
-
-def _belongs(take: Callable[[Where], object], value: object) -> Callable[[Where], bool]:
-    return lambda where: take(where) == value
 
 
 def _notes(result: Stragglers) -> list[Notice]:

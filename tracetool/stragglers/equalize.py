@@ -116,44 +116,62 @@ class Averages:
             )
         return replace(step, pipelines=tuple(pipelines), frames=tuple(frames))
 
+    def typical_compute(self, stage: StageProfile, kind: ActionKind) -> tuple[int, str]:
+        """What a stage's actions of a kind take, and what they are called."""
+        name = name_of(stage, kind)
+        return self._computes[self._of(stage.stage, name)].duration_ns, name
+
+    def typical_message(self, stage: StageProfile, kind: ActionKind) -> tuple[int, str]:
+        """What a stage's messages of a kind take, and what they are called; 0 where it sends none."""
+        return self._sent.get(self._of(stage.stage, SENT[kind]), 0), SENT[kind]
+
+    def typical_frame(self, frame: Frame, stage: int | None) -> list[int]:
+        """What the parts of a frame take, its head's first; gaps stay as they are.
+
+        Args:
+            frame: What a rank does around its computes.
+            stage: The rank's, where it has one alone.
+        """
+        parts = (*frame.head, *frame.tail)
+        loads = _loads(parts)
+
+        def one(part: OutsideStretch) -> int:
+            if part.kind == "host":
+                return part.duration_ns
+            if part.kind == "collective":
+                return self._collectives[self._of(stage, part.name), part.number]
+            # A rank may do its work in several stretches: each keeps its share of it.
+            total = loads[part.name]
+            return part.duration_ns * self._loads[self._of(stage, part.name)] // total if total else 0
+
+        return list(map(one, parts))
+
     def _stage(self, stage: StageProfile, pipeline: int, rank: int, chosen: Callable[[Where], bool]) -> StageProfile:
         def is_chosen(kind: str) -> bool:
             return chosen(Where(pipeline, rank, stage.stage, kind))
 
         costs: dict[ActionKind, tuple[ActionCost, ...]] = {}
         for kind, measured in stage.costs.items():
-            name = name_of(stage, kind)
-            one = self._computes[self._of(stage.stage, name)]
-            costs[kind] = (
-                tuple(replace(c, duration_ns=one.duration_ns) for c in measured) if is_chosen(name) else measured
-            )
-        # Nothing reads the time of messages that a stage does not send.
-        forward, backward = (self._sent.get(self._of(stage.stage, name), 0) for name in SENT.values())
+            typical, name = self.typical_compute(stage, kind)
+            costs[kind] = tuple(replace(c, duration_ns=typical) for c in measured) if is_chosen(name) else measured
+        forward, backward = (self.typical_message(stage, kind) for kind in SENT)
         return replace(
             stage,
             costs=costs,
-            forward_transfer_ns=forward if is_chosen("send forward") else stage.forward_transfer_ns,
-            backward_transfer_ns=backward if is_chosen("send backward") else stage.backward_transfer_ns,
+            forward_transfer_ns=forward[0] if is_chosen(forward[1]) else stage.forward_transfer_ns,
+            backward_transfer_ns=backward[0] if is_chosen(backward[1]) else stage.backward_transfer_ns,
         )
 
     def _frame(
         self, frame: Frame, pipeline: int, rank: int, stage: int | None, chosen: Callable[[Where], bool]
     ) -> Frame:
-        parts = (*frame.head, *frame.tail)
-        loads = _loads(parts)
-
-        def one(part: OutsideStretch) -> OutsideStretch:
-            if part.kind == "host" or not chosen(Where(pipeline, rank, stage, part.name)):
-                return part
-            if part.kind == "collective":
-                return replace(part, duration_ns=self._collectives[self._of(stage, part.name), part.number])
-            # A rank may do its work in several stretches: each keeps its share of it.
-            total = loads[part.name]
-            return replace(
-                part, duration_ns=part.duration_ns * self._loads[self._of(stage, part.name)] // total if total else 0
-            )
-
-        return Frame(tuple(map(one, frame.head)), tuple(map(one, frame.tail)))
+        parts = [
+            part
+            if part.kind == "host" or not chosen(Where(pipeline, rank, stage, part.name))
+            else replace(part, duration_ns=typical)
+            for part, typical in zip((*frame.head, *frame.tail), self.typical_frame(frame, stage), strict=True)
+        ]
+        return Frame(tuple(parts[: len(frame.head)]), tuple(parts[len(frame.head) :]))
 
 
 def places(steps: Iterable[JobStep]) -> list[Where]:

@@ -221,6 +221,7 @@ def job_steps(run: Run, step: int | None, account: Account) -> list[JobStep]:
     Raises:
         TraceToolError: If no step of any pipeline can be reconstructed.
     """
+    run = run.in_memory()
     survey = survey_run(run, Account())
     groups = _usable(run, survey, step, account)
     numbers = _numbers(survey.run, [group for _, group in groups], step, survey, account)
