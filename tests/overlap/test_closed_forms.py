@@ -29,9 +29,7 @@ def machine(hop_bytes_per_ns: float, ranks: int = 4) -> Machine:
 
 
 def program(variant: str, of: Machine) -> Program:
-    issued = issue_calls(variant, SHAPE, of, calls=1, ahead_ns=0.0)
-    assert issued is not None
-    return issued
+    return issue_calls(variant, SHAPE, of, calls=1, ahead_ns=0.0)
 
 
 def ideal_ns(variant: str, of: Machine) -> float:

@@ -15,7 +15,7 @@ from tracetool.overlap.calibration import calibrate
 from tracetool.overlap.measured import Timing
 from tracetool.overlap.prediction import call_time
 from tracetool.overlap.recording import collective_kind, product_shape, read_recording
-from tracetool.overlap.variants import ELEMENT_BYTES, LayerShape
+from tracetool.overlap.variants import ELEMENT_BYTES, LayerShape, refusal
 from tracetool.units import format_count, format_duration
 
 if TYPE_CHECKING:
@@ -167,5 +167,8 @@ def _machine(run: Run, sizes: set[int]) -> Machine:
 
 def _change_ns(pair: _Pair, way: str, machine: Machine) -> float | None:
     """What a way takes more than the pair as it is; None if it is none for such a pair."""
-    as_is, changed = (call_time(variant_of(each, pair.side), pair.shape, machine, _IN_A_ROW) for each in (NONE, way))
-    return None if as_is is None or changed is None else changed.call_ns - as_is.call_ns
+    variants = [variant_of(each, pair.side) for each in (NONE, way)]
+    if any(refusal(variant, pair.shape, pair.ranks) is not None for variant in variants):
+        return None
+    as_is, changed = (call_time(variant, pair.shape, machine, _IN_A_ROW) for variant in variants)
+    return changed.call_ns - as_is.call_ns

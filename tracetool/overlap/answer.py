@@ -11,7 +11,7 @@ from tracetool.model.notice import unasked
 from tracetool.overlap.calibration import calibrate
 from tracetool.overlap.measured import Timing
 from tracetool.overlap.prediction import CallTime, SeenError, call_time, seen_error
-from tracetool.overlap.variants import ELEMENT_BYTES, LayerShape
+from tracetool.overlap.variants import ELEMENT_BYTES, LayerShape, refusal
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -146,11 +146,11 @@ class LayerSide:
 
 
 @dataclass(frozen=True, slots=True)
-class LeftRecording:
-    """A recording that was not used.
+class LeftOut:
+    """A recording that was not used, or a way that was not tried.
 
     Attributes:
-        name: Its path.
+        name: The recording's path, or the way.
         reason: Why not.
     """
 
@@ -166,19 +166,20 @@ class OverlapAnswer:
         device: Name of the device.
         machine: What is known of it.
         sides: Of each layer.
-        left: Recordings that were not used, and why.
-        untried: Ways that the recorded link leaves out: copy engines were timed over NVLink alone.
+        left: Recordings that were not used.
+        untried: Ways that were asked for and not tried.
     """
 
     device: str
     machine: Machine
     sides: tuple[LayerSide, ...]
-    left: tuple[LeftRecording, ...]
-    untried: tuple[str, ...]
+    left: tuple[LeftOut, ...]
+    untried: tuple[LeftOut, ...]
 
 
 _OVERLAPS = "sends and receives, or products beside collectives: it overlaps already"
 _HOLDS_NONE = "no collective and no product of a known kernel"
+_NO_ENGINES = "the collectives did not run over NVLink, and copy engines were timed over that alone"
 
 
 def answer_for(
@@ -211,10 +212,18 @@ def answer_for(
 
     def evaluated(shape: LayerShape, side: str, of: Machine, tried: Sequence[str]) -> LayerSide:
         progress.advance(1)
-        return LayerSide(shape, side, of.gather.ranks, tuple(_way(way, side, shape, of, device) for way in tried))
+        ranks = of.gather.ranks
+        run = [way for way in tried if refusal(variant_of(way, side), shape, ranks) is None]
+        return LayerSide(shape, side, ranks, tuple(_way(way, side, shape, of, device) for way in run))
 
     linked = [way for way in ways if way != ASYNC_TP]
     here = ways if machine.gather.is_fast else linked
+    refused = {
+        (way, why_not): None
+        for way in here
+        for shape, side in found
+        if (why_not := refusal(variant_of(way, side), shape, machine.gather.ranks)) is not None
+    }
     sides = tuple(
         replace(
             evaluated(shape, side, machine, here),
@@ -223,11 +232,12 @@ def answer_for(
         for shape, side in found
     )
     left = tuple(
-        LeftRecording(each.name, _OVERLAPS if each.has_exchanges else _HOLDS_NONE)
+        LeftOut(each.name, _OVERLAPS if each.has_exchanges else _HOLDS_NONE)
         for each in recordings
         if each.has_exchanges or not (each.collectives or each.products)
     )
-    return OverlapAnswer(device, machine, sides, left, tuple(way for way in ways if way not in here))
+    untried = (*(LeftOut(way, _NO_ENGINES) for way in ways if way not in here), *(LeftOut(*each) for each in refused))
+    return OverlapAnswer(device, machine, sides, left, untried)
 
 
 def _sides_of(recording: LayerRecording) -> list[tuple[LayerShape, str]]:
@@ -247,8 +257,6 @@ def _sides_of(recording: LayerRecording) -> list[tuple[LayerShape, str]]:
 def _way(way: str, side: str, shape: LayerShape, machine: Machine, device: str) -> WayTime:
     variant = variant_of(way, side)
     time = call_time(variant, shape, machine, _IN_A_ROW)
-    if time is None:
-        raise BadQuery(f"{way!r} is no way to overlap.")
     product = shape.gathered(shape.tokens) if side == "ag" else shape.scattered(shape.tokens)
     peak = next((peak for name, peak in _PEAK_FLOPS_PER_NS.items() if name in device), None)
     return WayTime(

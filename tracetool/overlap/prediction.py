@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
 from dataclasses import dataclass, replace
 from math import isfinite
@@ -11,10 +12,11 @@ from tracetool.model.notice import unasked
 from tracetool.overlap.calibration import calibrate
 from tracetool.overlap.program import Stream
 from tracetool.overlap.simulation import Physics, Simulation
-from tracetool.overlap.variants import LayerShape, issue_calls, parts_of, side_of
+from tracetool.overlap.variants import LayerShape, issue_calls, parts_of, refusal, side_of
+from tracetool.units import format_count
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from tracetool.model.notice import Progress
     from tracetool.overlap.machine import Machine
@@ -106,22 +108,22 @@ class CallTime:
         return self.device_ns < _DEVICE_BOUND_RATIO * self.call_ns
 
 
-def call_time(variant: str, shape: LayerShape, machine: Machine, timing: Timing) -> CallTime | None:
-    """What one call of a variant takes; None if no variant has this name.
+def call_time(variant: str, shape: LayerShape, machine: Machine, timing: Timing) -> CallTime:
+    """What one call of a variant takes.
 
     Args:
         variant: Its name.
         shape: The layer.
         machine: What runs it.
         timing: How calls are timed.
+
+    Raises:
+        BadQuery: If the variant cannot be run; see ``variants.refusal``.
     """
     free = replace(machine, call_ns=_NO_HOST_NS)
-    programs = [
+    issued, by_device = (
         issue_calls(variant, shape, each, calls=timing.calls, ahead_ns=timing.host_ahead_ns) for each in (machine, free)
-    ]
-    issued, by_device = programs
-    if issued is None or by_device is None:
-        return None
+    )
     times = _expected_ns(issued, machine.gather.ranks), last_end_ns(by_device, [False, True])
     call_ns, device_ns = ((time - timing.host_ahead_ns) / timing.calls for time in times)
     return CallTime(call_ns, min(call_ns, device_ns))
@@ -249,7 +251,7 @@ def compare(
     transports = {row.transport for row in measured.results}
     named = {name: [each for each in recordings if name in each.name.split("/")] for name in transports}
     used = {name: of_it for name, of_it in named.items() if of_it} or {name: [*recordings] for name in transports}
-    machines = {name: calibrate(of_it) for name, of_it in used.items()}
+    machines = {name: _machines(of_it) for name, of_it in used.items()}
     progress = progress or unasked()
     progress.start(len(measured.results))
     rows = []
@@ -259,18 +261,42 @@ def compare(
     return OverlapComparison(tuple(rows), tuple(_winners(rows)))
 
 
-def _predict(row: MeasuredVariant, machine: Machine | None, timing: Timing) -> PredictedVariant:
-    if machine is None:
+def _machines(recordings: Sequence[LayerRecording]) -> dict[int, Machine]:
+    """The machine by the size of the groups that were recorded; recordings without a collective are of each.
+
+    Raises:
+        ReconstructError: If they tell nothing of it.
+    """
+    sizes = {one.ranks for each in recordings if not each.has_exchanges for one in each.collectives}
+    if len(sizes) < 2:
+        machine = calibrate(recordings)
+        return {machine.gather.ranks: machine}
+    of_size = {
+        size: [each for each in recordings if all(one.ranks == size for one in each.collectives)] for size in sizes
+    }
+    return {size: calibrate(of_it) for size, of_it in sorted(of_size.items())}
+
+
+_OVER_NVLINK = {"nvlink": True, "host": False}
+"""By the first word of a transport's name, whether NCCL runs its collectives with the blocks of NVLink."""
+
+
+def _predict(row: MeasuredVariant, machines: Mapping[int, Machine] | None, timing: Timing) -> PredictedVariant:
+    if machines is None:
         return PredictedVariant(row, None, f"no folder of recordings is named {row.transport}, as others are")
-    if row.group_size != machine.gather.ranks:
-        return PredictedVariant(row, None, f"recorded are groups of {machine.gather.ranks} ranks")
-    shape = row.layer
-    if shape.tokens % row.group_size:
-        return PredictedVariant(row, None, f"{shape.tokens} tokens are no multiple of {row.group_size} ranks")
-    time = call_time(row.variant, shape, machine, timing)
-    if time is None:
-        return PredictedVariant(row, None, f"no variant is named {row.variant}")
-    return PredictedVariant(row, time, _doubt(row.variant, shape, machine, time))
+    machine = machines.get(row.group_size)
+    if machine is None:
+        return PredictedVariant(row, None, f"recorded are groups of {' and '.join(map(str, machines))} ranks")
+    is_fast = _OVER_NVLINK.get(re.split(r"\W", row.transport.lower())[0])
+    if is_fast is not None and is_fast is not machine.gather.is_fast:
+        recorded = "over NVLink" if machine.gather.is_fast else "not over NVLink"
+        blocks = format_count(machine.gather.blocks, "block")
+        return PredictedVariant(row, None, f"collectives were recorded {recorded} ({blocks} each), not {row.transport}")
+    why_not = refusal(row.variant, row.layer, row.group_size)
+    if why_not is not None:
+        return PredictedVariant(row, None, why_not)
+    time = call_time(row.variant, row.layer, machine, timing)
+    return PredictedVariant(row, time, _doubt(row.variant, row.layer, machine, time))
 
 
 def _doubt(variant: str, shape: LayerShape, machine: Machine, time: CallTime) -> str | None:

@@ -98,6 +98,11 @@ class Simulation:
         self._ranks = [_RankStreams(self._works, late=each) for each in late]
         self._now = 0.0
 
+    @property
+    def _as_one_ns(self) -> float:
+        """Times that differ by less are the same: what is left of a float's digits that far into a call."""
+        return max(1e-6, 1e-13 * self._now)
+
     def run(self) -> list[dict[int, tuple[float, float]]]:
         """Per rank, start and end of every work."""
         spans: list[dict[int, tuple[float, float]]] = [{} for _ in self._ranks]
@@ -137,7 +142,7 @@ class Simulation:
                     if (number := rank.next_of(stream)) is not None
                     and number not in rank.running
                     and (ready := self._ready_ns(rank, number)) is not None
-                    and ready <= self._now + 1e-6
+                    and ready <= self._now + self._as_one_ns
                 ]
                 for _, number in sorted(waiting):
                     if self._put_on(rank, number):
@@ -155,7 +160,7 @@ class Simulation:
                 return False
             beside = frozenset(n for n in rank.running if self._works[n].blocks)
         elif work.blocks and product is not None:
-            if self._physics.lost_per_block and self._for_comm_ns(product, work) > 1e-6:
+            if self._physics.lost_per_block and self._for_comm_ns(product, work) > self._as_one_ns:
                 return False
             slow = bool(self._physics.lost_per_block)
         elif work.blocks and self._physics.lost_per_block and self._is_filled(rank):
@@ -189,7 +194,7 @@ class Simulation:
         if work.product is None or not beside or not self._physics.lost_per_block:
             return 1.0
         if work.product.is_static:
-            return 0.0 if self._now < running.started_ns + work.duration_ns - 1e-6 else 1.0
+            return 0.0 if self._now < running.started_ns + work.duration_ns - self._as_one_ns else 1.0
         held = sum(self._works[n].blocks for n in beside)
         speed = work.product.speed_ratio(round(held * self._physics.lost_per_block))
         return min(speed, 1 / self._physics.moving_factor) if any(map(self._is_moving, beside)) else speed
@@ -225,10 +230,10 @@ class Simulation:
                 elif work.product is not None:
                     times.append(running.started_ns + work.duration_ns)
             times += self._starts_of(rank)
-        then = min(time for time in times if time > self._now - 1e-6)
+        then = min(time for time in times if time > self._now - self._as_one_ns)
         for rank, running, speed in speeds:
             running.left_ns -= speed * (then - self._now)
-            if running.left_ns <= 1e-3:
+            if running.left_ns <= 1e3 * self._as_one_ns:
                 rank.ended[running.number] = then
         self._now = max(then, self._now)
 
@@ -241,10 +246,10 @@ class Simulation:
             if number is None or number in rank.running:
                 continue
             ready = self._ready_ns(rank, number)
-            if ready is not None and ready > self._now + 1e-6:
+            if ready is not None and ready > self._now + self._as_one_ns:
                 times.append(ready)
             elif ready is not None and product is not None and self._works[number].blocks:
                 speed = self._speed(rank, product)
                 if speed:
                     times.append(self._now + self._for_comm_ns(product, self._works[number]) / speed)
-        return [time for time in times if time > self._now + 1e-6]
+        return [time for time in times if time > self._now + self._as_one_ns]

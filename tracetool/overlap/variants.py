@@ -9,6 +9,7 @@ import re
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from tracetool.errors import BadQuery
 from tracetool.overlap.machine import IN_TAIL_RATIO
 from tracetool.overlap.products import ProductShape
 from tracetool.overlap.program import Program, Stream
@@ -277,6 +278,7 @@ _COUNTED: dict[str, Callable[[_Call, int], None]] = {
     "rs_p2p": _scatter_peers,
 }
 _NAME = re.compile(r"(?P<way>\w+?)(?P<count>\d*)$")
+_MOST_PIECES = 99
 _PARTS_OF_A_LAYER = re.compile(r"(gemm|.*_only$|.*_part$)")
 
 
@@ -293,7 +295,28 @@ def parts_of(variant: str, ranks: int) -> int:
     return count * ranks if match and match["way"].endswith(("_p2p", "_async_tp")) else count
 
 
-def issue_calls(variant: str, shape: LayerShape, machine: Machine, *, calls: int, ahead_ns: float) -> Program | None:
+def refusal(variant: str, shape: LayerShape, ranks: int) -> str | None:
+    """Why a variant cannot be run; None if it can.
+
+    Args:
+        variant: Its name, as in files of measured variants.
+        shape: The layer.
+        ranks: Of the group.
+    """
+    match = _NAME.match(variant)
+    if shape.tokens % ranks:
+        return f"{shape.tokens} tokens are no multiple of {ranks} ranks"
+    if variant in _FIXED:
+        return None
+    if match is None or match["way"] not in _COUNTED:
+        return f"no variant is named {variant}"
+    count, rows = int(match["count"] or 1), shape.tokens // ranks
+    if not 1 <= count <= _MOST_PIECES:
+        return f"{variant} has {count} pieces: 1 to {_MOST_PIECES} are known"
+    return f"a rank's {rows} rows are no multiple of {count} pieces" if rows % count else None
+
+
+def issue_calls(variant: str, shape: LayerShape, machine: Machine, *, calls: int, ahead_ns: float) -> Program:
     """What a rank's host issues when a variant is called so many times in a row.
 
     Args:
@@ -304,22 +327,21 @@ def issue_calls(variant: str, shape: LayerShape, machine: Machine, *, calls: int
         ahead_ns: How long the device is kept busy before the first call, so that the host runs ahead.
 
     Returns:
-        The works; None if no variant has this name.
+        The works.
+
+    Raises:
+        BadQuery: If this cannot be run; see ``refusal``.
     """
+    why_not = refusal(variant, shape, machine.gather.ranks)
+    if why_not is not None:
+        raise BadQuery(f"{variant}: {why_not}.")
     call = _Call(shape, machine.gather.ranks, machine)
-    make = _FIXED.get(variant)
-    counted = None
-    if make is None:
-        match = _NAME.match(variant)
-        counted = _COUNTED.get(match["way"]) if match else None
-        if match is None or counted is None:
-            return None
-        count = int(match["count"] or 1)
     if ahead_ns:
         call.program.issue(Stream.COMPUTE, ahead_ns, 0.0)
+    match = _NAME.match(variant)
     for _ in range(calls):
-        if make is not None:
-            make(call)
-        elif counted is not None:
-            counted(call, count)
+        if variant in _FIXED:
+            _FIXED[variant](call)
+        elif match is not None:
+            _COUNTED[match["way"]](call, int(match["count"] or 1))
     return call.program

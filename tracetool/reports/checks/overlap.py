@@ -310,8 +310,7 @@ def _left_texts(done: OverlapAnswer) -> list[str]:
 
 
 def _untried(done: OverlapAnswer) -> list[str]:
-    why = "the collectives did not run over NVLink, and copy engines were timed over that alone"
-    return [f"{way} left out: {why}" for way in done.untried]
+    return [f"{each.name} left out: {each.reason}" for each in done.untried]
 
 
 def _has_async(side: LayerSide) -> bool:
