@@ -167,9 +167,10 @@ def _one_way(text: str, *, each_step: bool) -> str:
         BadQuery: If it is none, or several.
         ScenarioError: If every step was asked for, which are replayed as they were.
     """
-    from tracetool.overlap.answer import NONE, parse_ways
+    from tracetool.model.pipeline import NO_OVERLAP
+    from tracetool.overlap.answer import parse_ways
 
-    ways = [way for way in parse_ways(text) if way != NONE] or [NONE]
+    ways = [way for way in parse_ways(text) if way != NO_OVERLAP] or [NO_OVERLAP]
     if len(ways) > 1:
         raise ScenarioError("--overlap takes one way.", hint="run replay once for each")
     if each_step:

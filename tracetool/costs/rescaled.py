@@ -27,7 +27,7 @@ from tracetool.model.action import ActionKind
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from tracetool.model.pipeline import ActionCost, Costs, LayerCosts, Pipeline, StageProfile
+    from tracetool.model.pipeline import ActionCost, Costs, LayerCosts, LayerOverlap, Pipeline, StageProfile
 
 Place = tuple[int, ActionKind, int]
 """Stage, kind and microbatch of an action."""
@@ -90,6 +90,19 @@ def with_changed_actions(pipeline: Pipeline, changes_ns: Mapping[tuple[int, Acti
             stage = replace(stage, costs=costs, derived=derived, layers=layers)  # noqa: PLW2901 - the same one, changed
         stages.append(stage)
     return replace(pipeline, stages=tuple(stages))
+
+
+def with_layers(pipeline: Pipeline, overlap: LayerOverlap) -> Pipeline:
+    """The pipeline with layers that run in another way, or over other links.
+
+    Args:
+        pipeline: With layers as recorded.
+        overlap: How they are to run.
+    """
+    if overlap.is_as_recorded:
+        return pipeline
+    changes = {(change.stage, change.kind): change.change_ns for change in overlap.actions}
+    return replace(with_changed_actions(pipeline, changes), overlap=overlap, unchanged=pipeline)
 
 
 def _longer(costs: Costs, changes_ns: Mapping[ActionKind, int]) -> Costs:

@@ -231,6 +231,53 @@ class RankProfile:
     gaps_left_out: bool = False
 
 
+NO_OVERLAP = "none"
+"""The way of layers that are as recorded."""
+
+
+@dataclass(frozen=True, slots=True)
+class ActionChange:
+    """What another way to run layers changes of the actions of one stage and kind.
+
+    Attributes:
+        stage: Their stage.
+        kind: Their kind.
+        change_ns: What each takes more; less, if negative.
+        error_ns: How far off that may be beside layers as they are over the same links.
+        link_error_ns: How far off may be what the links change.
+    """
+
+    stage: int
+    kind: ActionKind
+    change_ns: int
+    error_ns: int
+    link_error_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class LayerOverlap:
+    """How the layers inside actions run, where not as recorded.
+
+    Attributes:
+        way: How their collectives and matrix products overlap, such as slice:4.
+        bandwidth_bytes_per_s: Of the links between the ranks of a group; None as recorded.
+        actions: What that changes.
+        is_measured: Whether such ways were compared with measured ones, so that errors are known.
+        is_bound: Whether nothing is faster, and nothing known to be as fast.
+    """
+
+    way: str = NO_OVERLAP
+    bandwidth_bytes_per_s: int | None = None
+    actions: tuple[ActionChange, ...] = ()
+    is_measured: bool = True
+    is_bound: bool = False
+
+    @property
+    def is_as_recorded(self) -> bool:
+        """Whether it changes nothing."""
+        return self.way == NO_OVERLAP and self.bandwidth_bytes_per_s is None
+
+
 @dataclass(frozen=True, slots=True)
 class Pipeline:
     """One pipeline as measured in one step: all that replay needs to know.
@@ -248,6 +295,8 @@ class Pipeline:
             data loading, barriers and the host included. None if steps are not marked.
         memory: Another recording of the same model, cut into the same stages, whose memory figures stand for this
             one's: what actions and ranks hold, not times. None takes them from here.
+        overlap: How layers inside actions run.
+        unchanged: The pipeline with layers as recorded; None where these are.
     """
 
     stages: tuple[StageProfile, ...]
@@ -259,6 +308,8 @@ class Pipeline:
     outside_ns: int | None = None
     marked_ns: int | None = None
     memory: Pipeline | None = None
+    overlap: LayerOverlap = LayerOverlap()
+    unchanged: Pipeline | None = None
 
     def with_other_pipelines(self) -> Pipeline:
         """The same with what its tails waited for other pipelines when it was recorded, which replays leave out."""
@@ -281,7 +332,9 @@ class Pipeline:
         return replace(self, stages=tuple(replace(stage, launches={}) for stage in self.stages))
 
     def as_recorded(self) -> Pipeline:
-        """What replays the recorded order: where costs leave gaps out, with every action as long as it was."""
+        """What replays the recorded order: layers as recorded and, where costs leave gaps out, actions in full."""
+        if self.unchanged is not None:
+            return self.unchanged.as_recorded()
         if not any(rank.gaps_left_out for rank in self.ranks):
             return self
 

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
-from tracetool.costs.rescaled import with_changed_actions
+from tracetool.costs.rescaled import with_layers
 from tracetool.errors import Option, ReconstructError
 from tracetool.model.action import ActionKind
 from tracetool.model.notice import Notice, NoticeCode
-from tracetool.overlap.answer import ASYNC_TP, NONE, variant_of
+from tracetool.model.pipeline import NO_OVERLAP, ActionChange, LayerOverlap
+from tracetool.overlap.answer import ASYNC_TP, IN_A_ROW, variant_of
 from tracetool.overlap.calibration import calibrate
-from tracetool.overlap.measured import Timing
-from tracetool.overlap.prediction import call_time
+from tracetool.overlap.prediction import call_time, seen_error
 from tracetool.overlap.recording import collective_kind, product_shape, read_recording
 from tracetool.overlap.variants import ELEMENT_BYTES, LayerShape, refusal
 from tracetool.units import format_count, format_duration
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from tracetool.overlap.machine import Machine
+    from tracetool.overlap.prediction import CallTime, SeenError
     from tracetool.reconstruction import Reconstruction
     from tracetool.store.run import Run
 
@@ -64,7 +65,6 @@ WHERE a.communicates AND c.operation NOT IN ('send', 'recv', 'barrier')
 GROUP BY ALL
 """
 _SIDES = {"gather": "ag", "scatter": "rs", "reduce": "ar"}
-_IN_A_ROW = Timing(calls=8)
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +74,71 @@ class _Pair:
     side: str
     shape: LayerShape
     ranks: int
+
+
+@dataclass(frozen=True, slots=True)
+class ActionLayers:
+    """What stands beside each other inside the actions of a pipeline.
+
+    Attributes:
+        pairs: Of one action of each stage and kind, collectives with the product beside them.
+        left: Collectives with no product to run beside, of one action of each stage and kind.
+        machine: What runs them.
+    """
+
+    pairs: Mapping[tuple[int, ActionKind], Counter[_Pair]]
+    left: int
+    machine: Machine
+
+    def refusal(self, way: str) -> str | None:
+        """Why no pair can run so; None if some can."""
+        if way == ASYNC_TP and not self.machine.gather.is_fast:
+            return (
+                "the collectives of these actions did not run over NVLink, and copy engines were timed over that alone"
+            )
+        if all(_is_left(pair, way) for of_action in self.pairs.values() for pair in of_action):
+            return f"{way} is no way for the collectives of these actions"
+        return None
+
+    def overlap(self, way: str, bandwidth_bytes_per_s: int | None = None) -> LayerOverlap:
+        """What it changes of every action if layers run so.
+
+        Args:
+            way: Such as slice:4; where a pair cannot run so, it stays as it is.
+            bandwidth_bytes_per_s: Of the links between the ranks of a group; None as recorded.
+        """
+        there = self.machine
+        if bandwidth_bytes_per_s is not None:
+            there = there.over(bandwidth_bytes_per_s / 1e9)
+        changes = []
+        is_measured = True
+        for (stage, kind), of_action in self.pairs.items():
+            parts = [(_changed(pair, way, self.machine, there), count) for pair, count in of_action.items()]
+            is_measured = is_measured and all(part.is_measured for part, _ in parts)
+            sums = (sum(part.figures[at] * count for part, count in parts) for at in range(3))
+            changes.append(ActionChange(stage, kind, *map(round, sums)))
+        return LayerOverlap(way, bandwidth_bytes_per_s, tuple(changes), is_measured)
+
+    def untouched(self, way: str) -> int:
+        """How many collectives of one action of each stage and kind stay as they are."""
+        pairs = (each for of_action in self.pairs.values() for each in of_action.items())
+        return self.left + sum(count for pair, count in pairs if _is_left(pair, way))
+
+
+def read_layers(run: Run) -> ActionLayers:
+    """What stands beside each other inside the actions of a Run's pipeline.
+
+    Raises:
+        ReconstructError: If no action holds a collective with a matrix product beside it.
+    """
+    pairs, left = _pairs(run)
+    if not pairs:
+        raise ReconstructError(
+            "no action holds a collective beside a matrix product of its bytes.",
+            hint="record with record_shapes=True and name the traces, not a Run; CUDA graphs and compiled kernels hide "
+            "them",
+        )
+    return ActionLayers(pairs, left, _machine(run, {pair.ranks for of_action in pairs.values() for pair in of_action}))
 
 
 def with_overlap(found: Reconstruction, run: Run, way: str) -> Reconstruction:
@@ -87,51 +152,42 @@ def with_overlap(found: Reconstruction, run: Run, way: str) -> Reconstruction:
     Raises:
         ReconstructError: If no action holds a collective with a matrix product beside it that could run so.
     """
-    if way == NONE:
+    if way == NO_OVERLAP:
         return found
-    pairs, left = _pairs(run)
-    if not pairs:
+    layers = read_layers(run)
+    why_not = layers.refusal(way)
+    if why_not is not None:
         raise ReconstructError(
-            "no action holds a collective beside a matrix product of its bytes.",
-            hint="record with record_shapes=True and name the traces, not a Run; CUDA graphs and compiled kernels hide "
-            "them",
+            f"{why_not}.",
+            hint=f"{Option.OVERLAP('slice:4')} goes over any link, and slices all-reduces too; peer-to-peer parts and "
+            "async-tp need sequence parallelism",
         )
-    machine = _machine(run, {pair.ranks for of_action in pairs.values() for pair in of_action})
-    if way == ASYNC_TP and not machine.gather.is_fast:
-        raise ReconstructError(
-            "the collectives of these actions did not run over NVLink, and copy engines were timed over that alone.",
-            hint=f"slices and peer-to-peer parts go over any link: {Option.OVERLAP('slice:4')}",
-        )
-    changes: dict[tuple[int, ActionKind], float] = defaultdict(float)
-    untouched = left
-    for place, of_action in pairs.items():
-        for pair, count in of_action.items():
-            change = _change_ns(pair, way, machine)
-            if change is None:
-                untouched += count
-            else:
-                changes[place] += change * count
-    whole = {place: round(change) for place, change in changes.items()}
-    if not whole:
-        raise ReconstructError(
-            f"{way} is no way for the collectives of these actions.",
-            hint="all-reduces are sliced (slice:4); peer-to-peer parts and async-tp need sequence parallelism",
-        )
-    pipeline = with_changed_actions(found.pipeline, whole)
-    return replace(found, pipeline=pipeline, notes=(*found.notes, _note(way, whole, untouched)))
+    overlap = layers.overlap(way)
+    pipeline = with_layers(found.pipeline, overlap)
+    return replace(found, pipeline=pipeline, notes=(*found.notes, overlap_note(overlap, layers.untouched(way))))
 
 
-def _note(way: str, changes: Mapping[tuple[int, ActionKind], int], untouched: int) -> Notice:
+def overlap_note(overlap: LayerOverlap, untouched: int) -> Notice:
+    """What a way changes of actions, and how far off that may be.
+
+    Args:
+        overlap: The way.
+        untouched: Collectives of one action of each stage and kind that stay as they are.
+    """
     told = ", ".join(
-        f"{stage}{kind.value} {'+' if change > 0 else '-'}{format_duration(abs(change))}"
-        for (stage, kind), change in sorted(changes.items(), key=lambda item: (item[0][0], item[0][1].value))
+        f"{change.stage}{change.kind.value} {'+' if change.change_ns > 0 else '-'}"
+        f"{format_duration(abs(change.change_ns))}"
+        + (f" ±{format_duration(change.error_ns)}" if overlap.is_measured else "")
+        for change in sorted(overlap.actions, key=lambda change: (change.stage, change.kind.value))
     )
     left = (
         f"; {format_count(untouched, 'collective')} an action with no product to run beside left alone"
         if untouched
         else ""
     )
-    return Notice(NoticeCode.OVERLAP_CHANGED, f"layers overlap by {way}: an action takes {told}{left}")
+    unlike = "" if overlap.is_measured else "; all-reduces in slices were never compared with measured ones"
+    text = f"layers overlap by {overlap.way}: an action takes {told}{left}{unlike}"
+    return Notice(NoticeCode.OVERLAP_CHANGED, text)
 
 
 def _pairs(run: Run) -> tuple[dict[tuple[int, ActionKind], Counter[_Pair]], int]:
@@ -165,10 +221,36 @@ def _machine(run: Run, sizes: set[int]) -> Machine:
     return calibrate([replace(recording, collectives=collectives)], with_exchanges=True)
 
 
-def _change_ns(pair: _Pair, way: str, machine: Machine) -> float | None:
-    """What a way takes more than the pair as it is; None if it is none for such a pair."""
-    variants = [variant_of(each, pair.side) for each in (NONE, way)]
-    if any(refusal(variant, pair.shape, pair.ranks) is not None for variant in variants):
-        return None
-    as_is, changed = (call_time(variant, pair.shape, machine, _IN_A_ROW) for variant in variants)
-    return changed.call_ns - as_is.call_ns
+class _Changed(NamedTuple):
+    """What a way changes of one pair.
+
+    Attributes:
+        figures: What it takes more, how far off that may be beside the pair as it is over the same links, and how far
+            off what the links change.
+        is_measured: Whether these errors are known.
+    """
+
+    figures: tuple[float, float, float]
+    is_measured: bool
+
+
+def _is_left(pair: _Pair, way: str) -> bool:
+    """Whether a pair cannot run so, and stays as it is."""
+    return refusal(variant_of(way, pair.side), pair.shape, pair.ranks) is not None
+
+
+def _changed(pair: _Pair, way: str, here: Machine, there: Machine) -> _Changed:
+    """What a pair takes in another way over other links than as it was."""
+    plain = variant_of(NO_OVERLAP, pair.side)
+    variant = plain if _is_left(pair, way) else variant_of(way, pair.side)
+    recorded = call_time(plain, pair.shape, here, IN_A_ROW)
+    beside = recorded if there is here else call_time(plain, pair.shape, there, IN_A_ROW)
+    changed = beside if variant == plain else call_time(variant, pair.shape, there, IN_A_ROW)
+
+    def seen(which: str, time: CallTime) -> SeenError:
+        return seen_error(which, pair.shape, there, host_bound=time.is_host_bound)
+
+    link_ns = 0.0 if there is here else seen(plain, beside).time_ratio * beside.call_ns
+    way_ns = 0.0 if variant == plain else seen(variant, changed).change_ratio * changed.call_ns
+    is_measured = pair.side != "ar" or (variant == plain and there is here)
+    return _Changed((changed.call_ns - recorded.call_ns, way_ns, link_ns), is_measured)

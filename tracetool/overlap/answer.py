@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from tracetool.errors import BadQuery, ReconstructError
 from tracetool.model.notice import unasked
+from tracetool.model.pipeline import NO_OVERLAP
 from tracetool.overlap.calibration import calibrate
 from tracetool.overlap.measured import Timing
 from tracetool.overlap.prediction import CallTime, SeenError, call_time, seen_error
@@ -20,10 +21,10 @@ if TYPE_CHECKING:
     from tracetool.overlap.machine import Machine
     from tracetool.overlap.recording import LayerRecording
 
-NONE, ASYNC_TP = "none", "async-tp"
-_IN_A_ROW = Timing(calls=8)
+ASYNC_TP = "async-tp"
+IN_A_ROW = Timing(calls=8)
 """Layers follow each other: what a host needs before the first one counts an eighth."""
-WAYS = (NONE, "slice:2", "slice:4", "slice:8", "p2p", "p2p:2", ASYNC_TP)
+WAYS = (NO_OVERLAP, "slice:2", "slice:4", "slice:8", "p2p", "p2p:2", ASYNC_TP)
 """Ways that are tried unless others are named."""
 _WAY = re.compile(r"(?P<way>none|slice|p2p|async-tp)(?::(?P<count>[1-9]\d?))?$")
 _VARIANTS = {"none": "coll", "slice": "sliced", "p2p": "p2p", "async-tp": "async_tp"}
@@ -44,7 +45,7 @@ def parse_ways(text: str) -> tuple[str, ...]:
             raise BadQuery(
                 f"{way!r} is no way to overlap.", hint="ways are none, slice:N, p2p, p2p:N and async-tp, as in slice:4"
             )
-    return (NONE, *dict.fromkeys(way for way in ways if way != NONE))
+    return (NO_OVERLAP, *dict.fromkeys(way for way in ways if way != NO_OVERLAP))
 
 
 def variant_of(way: str, side: str) -> str:
@@ -256,7 +257,7 @@ def _sides_of(recording: LayerRecording) -> list[tuple[LayerShape, str]]:
 
 def _way(way: str, side: str, shape: LayerShape, machine: Machine, device: str) -> WayTime:
     variant = variant_of(way, side)
-    time = call_time(variant, shape, machine, _IN_A_ROW)
+    time = call_time(variant, shape, machine, IN_A_ROW)
     product = shape.gathered(shape.tokens) if side == "ag" else shape.scattered(shape.tokens)
     peak = next((peak for name, peak in _PEAK_FLOPS_PER_NS.items() if name in device), None)
     return WayTime(

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from tracetool.model.action import ActionKind
+from tracetool.model.pipeline import NO_OVERLAP
 from tracetool.schedules import SCHEDULES
 from tracetool.whatif.depth import RELEVANT_RATIO
 from tracetool.whatif.seen_errors import SEEN
@@ -27,6 +28,51 @@ within what the others tell (a test draws them)."""
 
 
 @dataclass(frozen=True, slots=True)
+class LayersError:
+    """How far off a step may be for layers that do not run as recorded.
+
+    If no action takes longer by more than a share of its time, no step does: of the actions, the largest share.
+
+    Attributes:
+        way: How they run.
+        bandwidth_bytes_per_s: Over which links; None as recorded.
+        way_ratio: Beside layers as they are over the same links.
+        links_ratio: Of those, beside the recorded links.
+    """
+
+    way: str = NO_OVERLAP
+    bandwidth_bytes_per_s: int | None = None
+    way_ratio: float = 0.0
+    links_ratio: float = 0.0
+
+    def beside(self, other: LayersError) -> float:
+        """How far off the change from one to the other may be: errors of equal layers are equal, others add up."""
+        same_links = self.bandwidth_bytes_per_s == other.bandwidth_bytes_per_s
+        if same_links and self.way == other.way:
+            return 0.0
+        links = 0.0 if same_links else self.links_ratio + other.links_ratio
+        return self.way_ratio + other.way_ratio + links
+
+
+def layers_error(pipeline: Pipeline) -> LayersError | None:
+    """How far off steps of a pipeline may be for its layers; None if that is not known.
+
+    Args:
+        pipeline: What is replayed.
+    """
+    overlap = pipeline.overlap
+    if not overlap.is_measured or overlap.is_bound:
+        return None
+    way = links = 0.0
+    for change in overlap.actions:
+        costs = pipeline.stages[change.stage].costs.get(change.kind, ())
+        least = min((cost.duration_ns for cost in costs), default=0)
+        if least:
+            way, links = max(way, change.error_ns / least), max(links, change.link_error_ns / least)
+    return LayersError(overlap.way, overlap.bandwidth_bytes_per_s, way, links)
+
+
+@dataclass(frozen=True, slots=True)
 class KnownError:
     """How far off predictions like one were on recorded runs.
 
@@ -36,6 +82,7 @@ class KnownError:
         topology: The links that it is over.
         microbatches: Microbatches of its step.
         is_split: Whether its costs are of a recording with split backwards, which profilers slow down most.
+        layers: Of it, what layers that do not run as recorded add.
     """
 
     step_ratio: float
@@ -43,6 +90,7 @@ class KnownError:
     topology: Topology
     microbatches: int
     is_split: bool = False
+    layers: LayersError = LayersError()
 
 
 def known_error(
@@ -71,11 +119,13 @@ def known_error(
     boundaries = len(scenario.topology.boundaries())
     tried = tried and kind is not None and kind.is_compared and boundaries <= 1 and p2p != "posted-ahead"
     tried = tried and scenario.interference and scenario.pipelines_on_link == 1 and schedule.has_backwards
-    if not tried or any(rank.load is None or rank.load.device != "H100" for rank in measured.ranks):
+    layers = layers_error(measured)
+    if not tried or layers is None or any(rank.load is None or rank.load.device != "H100" for rank in measured.ranks):
         return None
     is_split = any(ActionKind.BACKWARD_WEIGHT in stage.costs for stage in measured.stages)
     given = SEEN.given_step_ratio["split" if is_split else "recut" if is_recut else "whole"]
-    return KnownError(max(given, own_ratio), own_ratio, scenario.topology, microbatches, is_split)
+    step = max(given, own_ratio) + layers.way_ratio + layers.links_ratio
+    return KnownError(step, own_ratio, scenario.topology, microbatches, is_split, layers)
 
 
 def change_of(base: KnownError, other: KnownError) -> Change:
@@ -98,7 +148,8 @@ def change_error_ratio(base: KnownError | None, other: KnownError | None, change
     backwards: Backwards = "split" if base.is_split or other.is_split else "whole"
     given = widened(SEEN.largest_of_change(backwards, change_of(base, other)))
     # Of the longer step: whichever of the two is called the base, a change is within the error or is not.
-    return max(given, base.own_ratio, other.own_ratio) * max(1.0, 1 + change_ratio)
+    error = max(given, base.own_ratio, other.own_ratio) + base.layers.beside(other.layers)
+    return error * max(1.0, 1 + change_ratio)
 
 
 def widened(seen_ratio: float) -> float:

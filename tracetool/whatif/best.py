@@ -17,6 +17,7 @@ from itertools import groupby
 from typing import TYPE_CHECKING, Generic, Literal, Protocol, TypeVar
 
 from tracetool.model.action import ActionKind
+from tracetool.model.pipeline import NO_OVERLAP
 from tracetool.model.scenario import Scenario
 from tracetool.model.schedule import OBSERVED
 from tracetool.replays import p2p_of
@@ -153,6 +154,11 @@ def rests_on(pipeline: Pipeline, name: str, schedule: Schedule, p2p: P2PMode) ->
         p2p: How its transfers are issued.
     """
     reasons = []
+    overlap = pipeline.overlap
+    if overlap.way != NO_OVERLAP:
+        reasons.append(f"layers that overlap by {overlap.way}")
+    if overlap.bandwidth_bytes_per_s is not None:
+        reasons.append("other links inside layers")
     if needs_costs(name):
         reasons.append("order made to measure")
     recorded, shape = pipeline.observed.shape, schedule.shape
