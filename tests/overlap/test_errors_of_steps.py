@@ -15,9 +15,10 @@ from tracetool.model.scenario import Scenario
 from tracetool.model.topology import Topology, parse_link
 from tracetool.replays.evaluation import evaluate
 from tracetool.schedules import build_schedule
-from tracetool.whatif.accuracy import LayersError, change_error_ratio, known_error, layers_error
+from tracetool.whatif.accuracy import change_error_ratio, known_error
 from tracetool.whatif.answer import answer
 from tracetool.whatif.best import recorded_test
+from tracetool.whatif.layers import LayersError, layers_error
 
 if TYPE_CHECKING:
     from tracetool.model.schedule import Schedule
@@ -94,7 +95,7 @@ def test_what_is_known_of_a_step_holds_its_layers() -> None:
     assert change_error_ratio(plain.known_error, sliced, 0.0) == pytest.approx(between + layers.way_ratio)
     assert change_error_ratio(sliced, other, 0.0) == pytest.approx(between + 2 * layers.way_ratio)
     assert known(overlap(is_measured=False)) is None
-    assert known(overlap(is_bound=True)) is None
+    assert known(overlap("fused")) is None
 
 
 def test_links_count_where_they_differ() -> None:

@@ -136,6 +136,7 @@ RUN_STEPS = click.option(
 EXTRA_FORWARDS = click.option(
     "--extra-forwards", metavar="N,N,...", help="geopipe: warm-up forwards per rank; default: chosen for you."
 )
+WAYS_HELP = "slice:N, p2p, p2p:N, async-tp or fused ('tracetool help overlap')"
 CHUNKS = click.option(
     "--chunks",
     type=click.IntRange(2, 64),
@@ -225,7 +226,7 @@ def command_line() -> str:
 
 
 def ask(
-    paths: tuple[Path, ...], words: Words, *, quiet: bool, has_maps: bool = False, way: str | None = None
+    paths: tuple[Path, ...], words: Words, *, quiet: bool, has_maps: bool = False, shapes: bool = False
 ) -> Question:
     """Read the options, then the recording.
 
@@ -234,7 +235,7 @@ def ask(
         words: The shared options.
         quiet: Whether to show no progress.
         has_maps: Whether maps and links of its own come on top of the shared options.
-        way: How layers are to overlap; None leaves them as they are.
+        shapes: Whether the shapes of operators are kept of raw traces.
 
     Raises:
         TraceToolError: If an option cannot be read, or the recording cannot, or holds no such pipeline.
@@ -249,7 +250,7 @@ def ask(
     dc_map = read_dc_map(words["dc"]) if words["dc"] else None
     takes = {borrow_slowdown: words["costs_from"], borrow_memory: words["memory_from"]}
     with ProgressBar(quiet=quiet) as progress:
-        run = open_run(paths, progress, keep=() if way is None else ("args",))
+        run = open_run(paths, progress, keep=("args",) if shapes else ())
         others = {take: (open_run([path], progress), path) for take, path in takes.items() if path is not None}
     found = reconstruct(run, step=words["step"], pipeline=words["pipeline"], copy_missing=words["copy_missing_ranks"])
 
@@ -259,10 +260,6 @@ def ask(
         return found
 
     found = borrow(found)
-    if way is not None:
-        from tracetool.overlap.actions import with_overlap
-
-        found = with_overlap(found, run, way)
     if dc_map is not None:
         scenario = replace(scenario, topology=placed(scenario.topology, dc_map, found))
     if choice is not None:

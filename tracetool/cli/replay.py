@@ -33,7 +33,16 @@ from tracetool.cli.output import (
     say_written,
     write_file,
 )
-from tracetool.cli.question import CHUNKS, EXTRA_FORWARDS, TIME_LIMIT, Words, ask, command_line, question_options
+from tracetool.cli.question import (
+    CHUNKS,
+    EXTRA_FORWARDS,
+    TIME_LIMIT,
+    WAYS_HELP,
+    Words,
+    ask,
+    command_line,
+    question_options,
+)
 from tracetool.cli.settings import alone
 from tracetool.errors import AlreadyExists, MissingRank, ReconstructError, ScenarioError, ScheduleError, StoreError
 from tracetool.model.schedule import OBSERVED
@@ -42,6 +51,7 @@ if TYPE_CHECKING:
     from typing import Unpack
 
     from tracetool.cli.question import Question
+    from tracetool.reconstruction import Reconstruction
     from tracetool.reconstruction.job import SortedPipelines, WholeJob
     from tracetool.whatif.results import Answer
 
@@ -218,6 +228,15 @@ def _pipelines(question: Question, *, asked: bool) -> WholeJob | SortedPipelines
         return None
 
 
+def _overlapping(question: Question, way: str | None) -> Reconstruction:
+    """What was reconstructed, with layers that overlap so; None leaves them as they are."""
+    if way is None:
+        return question.found
+    from tracetool.overlap.actions import with_overlap
+
+    return with_overlap(question.found, question.run, way)
+
+
 @click.command()
 @PATHS
 @click.option(
@@ -235,8 +254,7 @@ def _pipelines(question: Question, *, asked: bool) -> WholeJob | SortedPipelines
 @click.option(
     "--overlap",
     metavar="WAY",
-    help="How layers overlap their collectives and matrix products: slice:N, p2p, p2p:N or async-tp ('tracetool help "
-    "overlap'); default: none, as recorded.",
+    help=f"How layers overlap their collectives and matrix products: {WAYS_HELP}; default: none, as recorded.",
 )
 @click.option(
     "--each-step",
@@ -342,10 +360,12 @@ def replay(
     names = parse_names(schedule)
     check_schedules([*names, *([] if baseline is None else [baseline])])
     time_limit_s = None if time_limit is None else parse_duration_ns(time_limit) / 1e9
-    question = ask(paths, words, quiet=quiet, way=None if overlap is None else _one_way(overlap, each_step=each_step))
+    way = None if overlap is None else _one_way(overlap, each_step=each_step)
+    question = ask(paths, words, quiet=quiet, shapes=way is not None)
+    found = _overlapping(question, way)
     with ProgressBar(quiet=quiet, doing="replaying", of="schedules") as progress:
         result = answer(
-            question.found,
+            found,
             names,
             question.scenario,
             baseline=baseline,

@@ -27,7 +27,7 @@ from tracetool.cli.output import (
     say_written,
     write_file,
 )
-from tracetool.cli.question import CHUNKS, ask, question_options
+from tracetool.cli.question import CHUNKS, WAYS_HELP, ask, question_options
 from tracetool.cli.settings import ahead_of
 from tracetool.cli.topology import read_choice
 from tracetool.errors import BadQuantity, ScenarioError
@@ -80,6 +80,14 @@ if TYPE_CHECKING:
     metavar="N;N;...",
     help="geopipe: auto chooses for every link; 0..4 tries so many per DC boundary; 2,2,0,0;3,3,0,0 lists per rank.",
 )
+@click.option(
+    "--overlap", metavar="WAY,...", help=f"How layers overlap their collectives and matrix products: {WAYS_HELP}."
+)
+@click.option(
+    "--tensor-bandwidth",
+    metavar="25..450GB/s",
+    help="Of the links between the ranks of a tensor parallel group, each way: a list or a range.",
+)
 @click.option("--scenario", type=click.Path(path_type=Path), metavar="WAN.toml", help="Named what-ifs, one by one.")
 @click.option("--price-per-gbit", metavar="120EUR", help="Of links, per Gbit/s: marks the Pareto front.")
 @click.option("--no-knees", is_flag=True, help="Do not seek knees between the points.")
@@ -118,6 +126,8 @@ def sweep(
     microbatches: str | None,
     p2p: str | None,
     extra_forwards: str,
+    overlap: str | None,
+    tensor_bandwidth: str | None,
     scenario: Path | None,
     price_per_gbit: str | None,
     tier: tuple[str, ...],
@@ -144,12 +154,15 @@ def sweep(
           --bandwidth 25Gbit/s,100Gbit/s --distance 80km
       tracetool sweep x.run --scenario wan.toml --price-per-gbit 120EUR \\
           -o sweep.parquet
+      tracetool sweep traces/ --schedule 1f1b --overlap none,slice:4,p2p \\
+          --tensor-bandwidth 25..450GB/s
     """
     from tracetool.ingestion.executors import check_address
+    from tracetool.model.pipeline import NO_OVERLAP
     from tracetool.reports.sweep.json import render_json
     from tracetool.reports.sweep.text import render_text
     from tracetool.sweeps import sweep as run_sweep
-    from tracetool.sweeps.asked import unplaced_grid
+    from tracetool.sweeps.asked import parse_bandwidths, unplaced_grid
     from tracetool.sweeps.pareto import parse_price
     from tracetool.sweeps.scenario_file import read_scenarios
     from tracetool.units import NS_PER_KM, parse_duration_ns
@@ -167,17 +180,29 @@ def sweep(
         p2p=p2p,
         extra_forwards=extra_forwards,
     )
+    layers = None
+    if overlap is not None or tensor_bandwidth is not None:
+        from tracetool.overlap.answer import parse_ways
+
+        layers = parse_ways(overlap or NO_OVERLAP), parse_bandwidths(tensor_bandwidth) if tensor_bandwidth else ()
     price = None if price_per_gbit is None else parse_price(price_per_gbit)
     scenarios = None if scenario is None else read_scenarios(scenario)
     if scenarios is None:
         grid.check_figures()
     if executor is not None:
         check_address(executor)
-    question = ask(paths, _shared_words(words), quiet=quiet, has_maps=True)
+    question = ask(paths, _shared_words(words), quiet=quiet, has_maps=True, shapes=layers is not None)
+    recorded = question.found
+    if layers is not None:
+        from tracetool.overlap.actions import layer_overlaps
+
+        overlaps, notes = layer_overlaps(question.run, *layers)
+        grid = replace(grid, overlaps=overlaps)
+        recorded = replace(recorded, notes=(*recorded.notes, *notes))
     grids = _on_network(_grids(grid, question, dc, scenarios, scenario), question, tier, words)
     with ProgressBar(quiet=quiet, doing="replaying", of="points") as progress:
         found = run_sweep(
-            question.found,
+            recorded,
             grids,
             progress=progress,
             jobs=jobs,
@@ -228,7 +253,8 @@ def _best_points(found: Sweep) -> list[SweepPoint]:
 def _replay_of(best: Sequence[SweepPoint], paths: tuple[Path, ...]) -> str | None:
     """The command that replays the best point, with what was asked of it as typed.
 
-    None if no point fits, it is of a named scenario, or its map of DCs cannot be written in ranges.
+    None if no point fits, it is of a named scenario or of other links inside layers, or its map of DCs cannot be
+    written in ranges.
     """
     from tracetool.model.topology import parse_dc_map, parse_link
     from tracetool.network.link import Link
@@ -238,7 +264,7 @@ def _replay_of(best: Sequence[SweepPoint], paths: tuple[Path, ...]) -> str | Non
     point = next(iter(best), None)
     context = click.get_current_context()
     words = context.params
-    if point is None or point.scenario is not None:
+    if point is None or point.scenario is not None or point.tensor_bandwidth_bytes_per_s is not None:
         return None
     places = words["dc"][0] if len(words["dc"]) == 1 else map_of(point.dcs)
     if point.dcs and len(words["dc"]) > 1 and parse_dc_map(places) != point.dcs:
@@ -248,6 +274,7 @@ def _replay_of(best: Sequence[SweepPoint], paths: tuple[Path, ...]) -> str | Non
         asked += ["--extra-forwards", ",".join(map(str, point.extra_forwards))]
     asked += ["--microbatches", str(point.microbatches)] if is_given(context, "microbatches") else []
     asked += ["--p2p", point.p2p] if is_given(context, "p2p") else []
+    asked += ["--overlap", point.overlap] if is_given(context, "overlap") else []
     if point.dcs and words["network"] is None:
         asked += ["--dc", places]
     bandwidth, latency = point.bandwidth_bytes_per_s, point.latency_ns

@@ -231,8 +231,8 @@ class RankProfile:
     gaps_left_out: bool = False
 
 
-NO_OVERLAP = "none"
-"""The way of layers that are as recorded."""
+NO_OVERLAP, FUSED = "none", "fused"
+"""Ways of layers: as they are, and in one kernel with their communication."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -262,15 +262,20 @@ class LayerOverlap:
         way: How their collectives and matrix products overlap, such as slice:4.
         bandwidth_bytes_per_s: Of the links between the ranks of a group; None as recorded.
         actions: What that changes.
+        untouched: Collectives of one action of each stage and kind that stay as they are.
         is_measured: Whether such ways were compared with measured ones, so that errors are known.
-        is_bound: Whether nothing is faster, and nothing known to be as fast.
     """
 
     way: str = NO_OVERLAP
     bandwidth_bytes_per_s: int | None = None
     actions: tuple[ActionChange, ...] = ()
+    untouched: int = 0
     is_measured: bool = True
-    is_bound: bool = False
+
+    @property
+    def is_bound(self) -> bool:
+        """Whether nothing is faster, and nothing known to be as fast."""
+        return self.way == FUSED
 
     @property
     def is_as_recorded(self) -> bool:

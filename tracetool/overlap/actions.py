@@ -13,13 +13,15 @@ from tracetool.model.notice import Notice, NoticeCode
 from tracetool.model.pipeline import NO_OVERLAP, ActionChange, LayerOverlap
 from tracetool.overlap.answer import ASYNC_TP, IN_A_ROW, variant_of
 from tracetool.overlap.calibration import calibrate
+from tracetool.overlap.machine import REDUCE_HOPS
 from tracetool.overlap.prediction import call_time, seen_error
 from tracetool.overlap.recording import collective_kind, product_shape, read_recording
 from tracetool.overlap.variants import ELEMENT_BYTES, LayerShape, refusal
-from tracetool.units import format_count, format_duration
+from tracetool.units import format_bandwidth, format_count
+from tracetool.whatif.layers import overlap_note
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from tracetool.overlap.machine import Machine
     from tracetool.overlap.prediction import CallTime, SeenError
@@ -90,15 +92,29 @@ class ActionLayers:
     left: int
     machine: Machine
 
+    @property
+    def recorded_bytes_per_s(self) -> int:
+        """What the fastest of the collectives beside products moved between two ranks."""
+        sides = {pair.side for of_action in self.pairs.values() for pair in of_action}
+        machine = self.machine
+        rates = {
+            "ag": machine.gather.hop_bytes_per_ns,
+            "rs": machine.scatter.hop_bytes_per_ns,
+            "ar": machine.reduce.hop_bytes_per_ns * REDUCE_HOPS,
+        }
+        return round(max(rates[side] for side in sides) * 1e9)
+
     def refusal(self, way: str) -> str | None:
         """Why no pair can run so; None if some can."""
         if way == ASYNC_TP and not self.machine.gather.is_fast:
             return (
                 "the collectives of these actions did not run over NVLink, and copy engines were timed over that alone"
             )
-        if all(_is_left(pair, way) for of_action in self.pairs.values() for pair in of_action):
-            return f"{way} is no way for the collectives of these actions"
-        return None
+        pairs = [pair for of_action in self.pairs.values() for pair in of_action]
+        whys = dict.fromkeys(refusal(variant_of(way, pair.side), pair.shape, pair.ranks) for pair in pairs)
+        if None in whys:
+            return None
+        return f"{way} is no way for the collectives of these actions ({'; '.join(filter(None, whys))})"
 
     def overlap(self, way: str, bandwidth_bytes_per_s: int | None = None) -> LayerOverlap:
         """What it changes of every action if layers run so.
@@ -111,18 +127,14 @@ class ActionLayers:
         if bandwidth_bytes_per_s is not None:
             there = there.over(bandwidth_bytes_per_s / 1e9)
         changes = []
-        is_measured = True
+        is_measured, untouched = True, self.left
         for (stage, kind), of_action in self.pairs.items():
             parts = [(_changed(pair, way, self.machine, there), count) for pair, count in of_action.items()]
             is_measured = is_measured and all(part.is_measured for part, _ in parts)
+            untouched += sum(count for pair, count in of_action.items() if _is_left(pair, way))
             sums = (sum(part.figures[at] * count for part, count in parts) for at in range(3))
             changes.append(ActionChange(stage, kind, *map(round, sums)))
-        return LayerOverlap(way, bandwidth_bytes_per_s, tuple(changes), is_measured)
-
-    def untouched(self, way: str) -> int:
-        """How many collectives of one action of each stage and kind stay as they are."""
-        pairs = (each for of_action in self.pairs.values() for each in of_action.items())
-        return self.left + sum(count for pair, count in pairs if _is_left(pair, way))
+        return LayerOverlap(way, bandwidth_bytes_per_s, tuple(changes), untouched, is_measured)
 
 
 def read_layers(run: Run) -> ActionLayers:
@@ -141,6 +153,57 @@ def read_layers(run: Run) -> ActionLayers:
     return ActionLayers(pairs, left, _machine(run, {pair.ranks for of_action in pairs.values() for pair in of_action}))
 
 
+class LayerOverlaps(NamedTuple):
+    """Ways to run the layers inside actions, over some links each.
+
+    Attributes:
+        overlaps: All that can be; layers as they are first over each link.
+        notes: What was left out, and why.
+    """
+
+    overlaps: tuple[LayerOverlap, ...]
+    notes: tuple[Notice, ...]
+
+
+def layer_overlaps(run: Run, ways: Sequence[str], bandwidths_bytes_per_s: Sequence[int] = ()) -> LayerOverlaps:
+    """What each of several ways changes of a Run's actions, over the recorded links or over others.
+
+    Args:
+        run: With the shapes of products.
+        ways: As ``parse_ways`` gives them: none first.
+        bandwidths_bytes_per_s: Of the links between the ranks of a group; as recorded if there are none.
+
+    Raises:
+        ReconstructError: If no action holds a collective with a matrix product beside it, or none can run so.
+    """
+    layers = read_layers(run)
+    refused = {way: why_not for way in ways if (why_not := layers.refusal(way)) is not None}
+    if bandwidths_bytes_per_s and ASYNC_TP in ways:
+        refused.setdefault(ASYNC_TP, "copy engines were timed over NVLink alone, not over other links")
+    run_so = [way for way in ways if way not in refused]
+    if len(ways) > 1 and run_so == [NO_OVERLAP]:
+        raise _none_of(refused)
+    notes = [Notice(NoticeCode.OVERLAP_CHANGED, f"{way} left out: {why_not}") for way, why_not in refused.items()]
+    fastest = layers.recorded_bytes_per_s
+    beyond = [bandwidth for bandwidth in bandwidths_bytes_per_s if bandwidth > fastest]
+    if beyond:
+        text = (
+            f"collectives inside layers moved {format_bandwidth(fastest)} between two ranks when recorded: links that "
+            f"are faster ({format_count(len(beyond), 'bandwidth')}) are taken as that"
+        )
+        notes.append(Notice(NoticeCode.OVERLAP_CHANGED, text))
+    overlaps = [layers.overlap(way, over) for over in bandwidths_bytes_per_s or (None,) for way in run_so]
+    return LayerOverlaps(tuple(overlaps), tuple(notes))
+
+
+def _none_of(refused: Mapping[str, str]) -> ReconstructError:
+    return ReconstructError(
+        f"{'; '.join(dict.fromkeys(refused.values()))}.",
+        hint=f"{Option.OVERLAP('slice:4')} goes over any link, and slices all-reduces too; peer-to-peer parts and "
+        "async-tp need sequence parallelism",
+    )
+
+
 def with_overlap(found: Reconstruction, run: Run, way: str) -> Reconstruction:
     """What was reconstructed, with layers that overlap in another way, and a note on what that changes.
 
@@ -157,37 +220,9 @@ def with_overlap(found: Reconstruction, run: Run, way: str) -> Reconstruction:
     layers = read_layers(run)
     why_not = layers.refusal(way)
     if why_not is not None:
-        raise ReconstructError(
-            f"{why_not}.",
-            hint=f"{Option.OVERLAP('slice:4')} goes over any link, and slices all-reduces too; peer-to-peer parts and "
-            "async-tp need sequence parallelism",
-        )
+        raise _none_of({way: why_not})
     overlap = layers.overlap(way)
-    pipeline = with_layers(found.pipeline, overlap)
-    return replace(found, pipeline=pipeline, notes=(*found.notes, overlap_note(overlap, layers.untouched(way))))
-
-
-def overlap_note(overlap: LayerOverlap, untouched: int) -> Notice:
-    """What a way changes of actions, and how far off that may be.
-
-    Args:
-        overlap: The way.
-        untouched: Collectives of one action of each stage and kind that stay as they are.
-    """
-    told = ", ".join(
-        f"{change.stage}{change.kind.value} {'+' if change.change_ns > 0 else '-'}"
-        f"{format_duration(abs(change.change_ns))}"
-        + (f" ±{format_duration(change.error_ns)}" if overlap.is_measured else "")
-        for change in sorted(overlap.actions, key=lambda change: (change.stage, change.kind.value))
-    )
-    left = (
-        f"; {format_count(untouched, 'collective')} an action with no product to run beside left alone"
-        if untouched
-        else ""
-    )
-    unlike = "" if overlap.is_measured else "; all-reduces in slices were never compared with measured ones"
-    text = f"layers overlap by {overlap.way}: an action takes {told}{left}{unlike}"
-    return Notice(NoticeCode.OVERLAP_CHANGED, text)
+    return replace(found, pipeline=with_layers(found.pipeline, overlap), notes=(*found.notes, overlap_note(overlap)))
 
 
 def _pairs(run: Run) -> tuple[dict[tuple[int, ActionKind], Counter[_Pair]], int]:

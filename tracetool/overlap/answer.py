@@ -11,7 +11,7 @@ from tracetool.model.notice import unasked
 from tracetool.model.pipeline import NO_OVERLAP
 from tracetool.overlap.calibration import calibrate
 from tracetool.overlap.measured import Timing
-from tracetool.overlap.prediction import CallTime, SeenError, call_time, seen_error
+from tracetool.overlap.prediction import BOUND, CallTime, SeenError, call_time, seen_error
 from tracetool.overlap.variants import ELEMENT_BYTES, LayerShape, refusal
 
 if TYPE_CHECKING:
@@ -26,8 +26,9 @@ IN_A_ROW = Timing(calls=8)
 """Layers follow each other: what a host needs before the first one counts an eighth."""
 WAYS = (NO_OVERLAP, "slice:2", "slice:4", "slice:8", "p2p", "p2p:2", ASYNC_TP)
 """Ways that are tried unless others are named."""
-_WAY = re.compile(r"(?P<way>none|slice|p2p|async-tp)(?::(?P<count>[1-9]\d?))?$")
-_VARIANTS = {"none": "coll", "slice": "sliced", "p2p": "p2p", "async-tp": "async_tp"}
+_WAY = re.compile(r"(?P<way>none|slice|p2p|async-tp|fused)(?::(?P<count>[1-9]\d?))?$")
+_VARIANTS = {"none": "coll", "slice": "sliced", "p2p": "p2p", "async-tp": "async_tp", "fused": "fused"}
+_UNCOUNTED = {"none", "async-tp", "fused"}
 _PEAK_FLOPS_PER_NS = {"A100": 312_000.0, "H100": 989_000.0, "H200": 989_000.0, "H20": 148_000.0, "B200": 2_250_000.0}
 """Dense 16 bit peak by device, as vendors publish it (SXM)."""
 
@@ -41,9 +42,10 @@ def parse_ways(text: str) -> tuple[str, ...]:
     ways = [each.strip() for each in text.split(",")]
     for way in ways:
         match = _WAY.match(way)
-        if match is None or (match["count"] and match["way"] in {"none", "async-tp"}) or way == "slice":
+        if match is None or (match["count"] and match["way"] in _UNCOUNTED) or way == "slice":
             raise BadQuery(
-                f"{way!r} is no way to overlap.", hint="ways are none, slice:N, p2p, p2p:N and async-tp, as in slice:4"
+                f"{way!r} is no way to overlap.",
+                hint="ways are none, slice:N, p2p, p2p:N, async-tp and fused, as in slice:4",
             )
     return (NO_OVERLAP, *dict.fromkeys(way for way in ways if way != NO_OVERLAP))
 
@@ -76,9 +78,14 @@ class WayTime:
     mfu_ratio: float | None
 
     @property
-    def error_ratio(self) -> float:
-        """How far the time may be off."""
-        return self.error.time_ratio
+    def is_bound(self) -> bool:
+        """Whether nothing is faster, and nothing known to be as fast."""
+        return self.error is BOUND
+
+    @property
+    def error_ratio(self) -> float | None:
+        """How far the time may be off; None of a bound."""
+        return None if self.is_bound else self.error.time_ratio
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,19 +108,27 @@ class LayerSide:
     over: tuple[tuple[int, LayerSide], ...] = ()
 
     @property
+    def tried(self) -> tuple[WayTime, ...]:
+        """Ways that overlap, without bounds; bounds where there is nothing else."""
+        return tuple(way for way in self.ways[1:] if not way.is_bound) or self.ways[1:]
+
+    @property
     def best(self) -> WayTime:
-        """The fastest way."""
-        return min(self.ways, key=lambda way: way.time.call_ns)
+        """The fastest way that is no bound."""
+        return min((way for way in self.ways if not way.is_bound), key=lambda way: way.time.call_ns)
 
     @property
     def next_best(self) -> WayTime | None:
         """The fastest way that overlaps, of those that pay for sure if some do; None if none was asked for."""
-        sure = [way for way in self.ways[1:] if self.gain_ratio(way) > self.gain_error_ratio(way)]
-        return min(sure or self.ways[1:], key=lambda way: way.time.call_ns, default=None)
+        sure = [way for way in self.tried if self._is_sure(way)]
+        return min(sure or self.tried, key=lambda way: way.time.call_ns, default=None)
 
     def gain_ratio(self, way: WayTime) -> float:
         """What a way takes less than the layer as it is, over that."""
         return 1 - way.time.call_ns / self.ways[0].time.call_ns
+
+    def _is_sure(self, way: WayTime) -> bool:
+        return not way.is_bound and self.gain_ratio(way) > self.gain_error_ratio(way)
 
     def gain_error_ratio(self, way: WayTime) -> float:
         """How far the gain may be off: the longer a way takes beside the layer as it is, the further."""
@@ -135,15 +150,19 @@ class LayerSide:
     @property
     def pays_without_host(self) -> WayTime | None:
         """The fastest way if hosts took no time, where it is faster than the layer as it is by more than its error."""
-        sure = [way for way in self.ways[1:] if self.device_gain_ratio(way) > self.device_gain_error_ratio(way)]
+        sure = [
+            way
+            for way in self.tried
+            if not way.is_bound and self.device_gain_ratio(way) > self.device_gain_error_ratio(way)
+        ]
         return min(sure, key=lambda way: way.time.device_ns, default=None)
 
     @property
     def pays(self) -> bool | None:
         """Whether some way is faster by more than its error; None if the error leaves that open for one."""
-        if any(self.gain_ratio(way) > self.gain_error_ratio(way) for way in self.ways[1:]):
+        if any(map(self._is_sure, self.tried)):
             return True
-        return None if any(self.most_gain_ratio(way) >= 0 for way in self.ways[1:]) else False
+        return None if any(self.most_gain_ratio(way) >= 0 for way in self.tried) else False
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ from statistics import fmean, median
 from typing import TYPE_CHECKING
 
 from tracetool.errors import ReconstructError
-from tracetool.overlap.machine import Machine, RingCost
+from tracetool.overlap.machine import REDUCE_HOPS, Machine, RingCost
 from tracetool.overlap.products import ProductRate
 
 if TYPE_CHECKING:
@@ -71,15 +71,15 @@ def _rate(recordings: Sequence[LayerRecording], sms: int) -> ProductRate:
     """Time of an element by tile; a recording without a collective is of products alone, whose inputs may be empty."""
     blank = ProductRate(sms, 0.0)
     by_tile: dict[Tile, list[float]] = defaultdict(list)
-    beside: dict[ProductShape, float] = {}
-    alone: dict[ProductShape, float] = {}
+    beside: dict[ProductShape, list[float]] = defaultdict(list)
+    alone: dict[ProductShape, list[float]] = defaultdict(list)
     known: dict[ProductShape, Tile] = {}
     for recording in recordings:
         for product in recording.products:
             if product.tile is None:
                 continue
             known[product.shape] = product.tile
-            (beside if recording.collectives else alone)[product.shape] = product.duration_ns
+            (beside if recording.collectives else alone)[product.shape].append(product.duration_ns)
             if recording.collectives:
                 elements = product.shape.wave_elements(product.tile, sms) * product.shape.depth
                 by_tile[product.tile].append(1e3 * product.duration_ns / elements)
@@ -89,8 +89,8 @@ def _rate(recordings: Sequence[LayerRecording], sms: int) -> ProductRate:
         picoseconds=median(every),
         by_tile={tile: median(times) for tile, times in by_tile.items()},
         known=known,
-        recorded_ns=beside,
-        alone_ns=alone,
+        recorded_ns={shape: fmean(times) for shape, times in beside.items()},
+        alone_ns={shape: fmean(times) for shape, times in alone.items()},
     )
 
 
@@ -120,5 +120,5 @@ def _ring(collectives: Sequence[RecordedCollective], kind: CollectiveKind) -> Ri
 
 def _as_kind(one: RecordedCollective, kind: CollectiveKind) -> RecordedCollective:
     """A collective of another kind in its place, by the hops that bytes pass."""
-    hops = {"gather": 1, "scatter": 1, "reduce": 2}
+    hops = {"gather": 1, "scatter": 1, "reduce": REDUCE_HOPS}
     return replace(one, kind=kind, duration_ns=one.duration_ns * hops[kind] / hops[one.kind])

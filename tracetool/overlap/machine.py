@@ -27,6 +27,10 @@ _COPY_ENGINE_BYTES_PER_NS = 380.0
 """What a copy engine moves over NVLink 4 from device to device: 33.5 MB in 88 us (two H200)."""
 
 
+REDUCE_HOPS = 2
+"""So often an all-reduce passes every hop: it is a reduce-scatter and an all-gather."""
+
+
 @dataclass(frozen=True, slots=True)
 class RingCost:
     """All-gathers or reduce-scatters of a group: a start, then bytes over every hop.
@@ -124,7 +128,6 @@ class Machine:
 
     def over(self, bytes_per_ns: float) -> Machine:
         """The same machine with links of another bandwidth between the ranks of a group."""
-        gather, scatter, reduce = (
-            replace(ring, limit_bytes_per_ns=bytes_per_ns) for ring in (self.gather, self.scatter, self.reduce)
-        )
+        gather, scatter = (replace(ring, limit_bytes_per_ns=bytes_per_ns) for ring in (self.gather, self.scatter))
+        reduce = replace(self.reduce, limit_bytes_per_ns=bytes_per_ns / REDUCE_HOPS)
         return replace(self, gather=gather, scatter=scatter, reduce=reduce)

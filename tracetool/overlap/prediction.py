@@ -51,6 +51,8 @@ class SeenError:
 
 
 AS_RECORDED = SeenError("as recorded", 0.03, 0.0)
+BOUND = SeenError("bound", 0.0, 0.0)
+"""Of one kernel with product and communication: nothing was measured, so nothing is off."""
 PARTS = SeenError("parts", 0.10, 0.10)
 SMALL_PARTS = SeenError("small parts", 0.16, 0.16)
 OTHER_LINK = SeenError("other link", 0.10, 0.12)
@@ -70,6 +72,8 @@ def seen_error(variant: str, shape: LayerShape, machine: Machine, *, host_bound:
         machine: What runs it.
         host_bound: Whether the host's calls decide its time.
     """
+    if variant.endswith("_fused"):
+        return BOUND
     known = _is_product_recorded(variant, shape, machine)
     if host_bound and machine.call_recordings < _ENOUGH_RECORDINGS:
         return FEW_RECORDINGS if known else FEW_RECORDINGS_NEW_KERNELS
@@ -80,9 +84,8 @@ def seen_error(variant: str, shape: LayerShape, machine: Machine, *, host_bound:
         return SMALL_PARTS
     if isfinite(machine.gather.limit_bytes_per_ns):
         return OTHER_LINK
-    if not known:
-        return NEVER_RECORDED
-    return PARTS if parts > 1 else AS_RECORDED
+    measured = PARTS if parts > 1 else AS_RECORDED
+    return measured if known else NEVER_RECORDED
 
 
 def _is_product_recorded(variant: str, shape: LayerShape, machine: Machine) -> bool:
@@ -299,9 +302,12 @@ def _predict(row: MeasuredVariant, machines: Mapping[int, Machine] | None, timin
     return PredictedVariant(row, time, _doubt(row.variant, row.layer, machine, time))
 
 
+_IS_BOUND = "a bound, not a prediction: no kernel that holds product and communication was measured"
+
+
 def _doubt(variant: str, shape: LayerShape, machine: Machine, time: CallTime) -> str | None:
     """Why a prediction is less sure than most."""
-    doubts = []
+    doubts = [_IS_BOUND] if variant.endswith("_fused") else []
     if time.is_host_bound:
         off = seen_error(variant, shape, machine, host_bound=True).time_ratio
         doubts.append(f"the host's calls bound it, whose time without the profiler is an estimate (±{off:.0%})")

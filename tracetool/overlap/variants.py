@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from tracetool.errors import BadQuery
 from tracetool.overlap.machine import IN_TAIL_RATIO
@@ -256,6 +256,26 @@ def _scatter_engines(call: _Call) -> None:
     program.issue(Stream.COMPUTE, _BARRIER_NS, step, meets=True)
 
 
+def _fused(side: Literal["ag", "rs", "ar"]) -> Callable[[_Call], None]:
+    """One kernel that computes the product and moves each tile as it is done, or computes it as its rows arrive.
+
+    A bound, no prediction: of the SMs none is held for communication, and bytes cross as in the collective. A
+    reduction has nothing to send before the first wave of tiles is done, and its last wave to send afterwards; a
+    product that eats what arrives has its last wave to compute when all is there.
+    """
+
+    def issue(call: _Call) -> None:
+        tokens, machine = call.shape.tokens, call.machine
+        shape = call.shape.gathered(tokens) if side == "ag" else call.shape.scattered(tokens)
+        ring = {"ag": machine.gather, "rs": machine.scatter, "ar": machine.reduce}[side]
+        product, moved_ns = machine.products.time(shape), ring.duration_ns(call.bytes_of(call.own_rows))
+        wave, share_ns = product.alone_ns / product.waves, moved_ns / product.waves
+        duration = max(product.alone_ns + (0.0 if side == "ag" else share_ns), moved_ns + wave)
+        call.program.issue(Stream.COMPUTE, duration, call.cost(machine.calls.product), meets=True)
+
+    return issue
+
+
 _FIXED: dict[str, Callable[[_Call], None]] = {
     "gemm1": _product_alone(LayerShape.gathered, part=False),
     "gemm2": _product_alone(LayerShape.scattered, part=False),
@@ -267,6 +287,9 @@ _FIXED: dict[str, Callable[[_Call], None]] = {
     "ag_coll": _gather_plain,
     "rs_coll": _scatter_plain,
     "ar_coll": _reduce_plain,
+    "ag_fused": _fused("ag"),
+    "rs_fused": _fused("rs"),
+    "ar_fused": _fused("ar"),
     "ag_async_tp": _gather_engines,
     "rs_async_tp": _scatter_engines,
 }

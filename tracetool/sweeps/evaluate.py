@@ -37,7 +37,7 @@ class ColumnPiece:
     """A column, or part of one, for one worker.
 
     Attributes:
-        pipeline: What was measured.
+        pipeline: What was measured, its layers as the column has them.
         column: The points.
         chunks: Stages per rank that schedules of several get; None for as few as they take.
         time_limit_s: For optimal: how long to search, for each point.
@@ -186,6 +186,8 @@ class Evaluator:
             remarks=tuple(remarks),
             needed_bytes=max_if_known(metrics.needed_hbm_bytes),
             scenario=self._column.name,
+            overlap=self._column.overlap.way,
+            tensor_bandwidth_bytes_per_s=self._column.overlap.bandwidth_bytes_per_s,
             known_error=self._known_error(order, mode, scenario),
             **self._of_order(order, extra, mode),
         )
@@ -216,6 +218,8 @@ class Evaluator:
             dcs=links.topology.dcs,
             remarks=(Notice(NoticeCode.NOT_REPLAYED, " ".join(error.message.split())),),
             scenario=self._column.name,
+            overlap=self._column.overlap.way,
+            tensor_bandwidth_bytes_per_s=self._column.overlap.bandwidth_bytes_per_s,
         )
 
 

@@ -11,6 +11,7 @@ from math import prod
 from typing import TYPE_CHECKING, Literal
 
 from tracetool.errors import BadTopology, Option, ScenarioError, together
+from tracetool.model.pipeline import LayerOverlap
 from tracetool.model.scenario import Scenario
 from tracetool.model.schedule import OBSERVED
 from tracetool.model.topology import Topology, in_two
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
 
     from tracetool.model.pipeline import P2PMode
     from tracetool.model.schedule import Schedule
+
+AS_RECORDED = LayerOverlap()
 
 WarmUp = int | tuple[int, ...] | None
 """Extra forwards of a tuned schedule: per boundary (a number), per pipeline rank, or chosen for every link (None)."""
@@ -109,6 +112,7 @@ class LinkColumn:
         links: The links of each.
         hbm_bytes: Memory limits; every one goes with all links.
         name: Name of the scenario, where it has one.
+        overlap: How layers inside actions run.
     """
 
     schedule: str
@@ -118,6 +122,7 @@ class LinkColumn:
     links: tuple[Swept, ...]
     hbm_bytes: tuple[int | None, ...]
     name: str | None = None
+    overlap: LayerOverlap = AS_RECORDED
 
     @property
     def size(self) -> int:
@@ -151,6 +156,7 @@ class Grid:
             (which collectives cross DCs).
         name: Name of the scenario, where it has one.
         between: From which DC to which links are swept; empty for all that the scenario does not fix.
+        overlaps: How layers inside actions run; as recorded if there are none.
     """
 
     schedules: tuple[str, ...]
@@ -164,13 +170,14 @@ class Grid:
     dcs: tuple[tuple[str, ...] | Topology, ...] = ()
     name: str | None = None
     between: tuple[tuple[str, str], ...] = ()
+    overlaps: tuple[LayerOverlap, ...] = ()
 
     @property
     def size(self) -> int:
         """Number of points, where all maps have several DCs."""
         axes = (
             self.microbatches, self.bandwidths_bytes_per_s, self.latencies_ns, self.hbm_bytes, self.p2p, self._maps(),
-            self.schedules, self.extra_forwards,
+            self.schedules, self.extra_forwards, self.overlaps,
         )  # fmt: skip
         return prod(max(1, len(axis)) for axis in axes)
 
@@ -231,13 +238,14 @@ class Grid:
         modes = self.p2p or (self.scenario.p2p,)
         for ways in map(self._ways, self._maps()):
             links = self._links(ways)
-            for m, mode in product(self.microbatches or (self.scenario.microbatches,), modes):
+            counts = self.microbatches or (self.scenario.microbatches,)
+            for m, mode, overlap in product(counts, modes, self.overlaps or (AS_RECORDED,)):
                 shared = replace(self.scenario, microbatches=m, p2p=mode, hbm_bytes=None)
                 for name in self.schedules:
                     for warm_up in self.extra_forwards if tuning_of(name) is not None else (None,):
                         yield LinkColumn(
                             schedule=name, warm_up=warm_up, scenario=shared, ways=ways, links=links, hbm_bytes=hbms,
-                            name=self.name,
+                            name=self.name, overlap=overlap,
                         )  # fmt: skip
 
     def recorded_columns(self, observed: Schedule) -> Iterator[LinkColumn]:

@@ -219,6 +219,8 @@ def _knee(piece: ColumnPiece, point: SweepPoint, found: _Found) -> Knee:
         at_latency_ns=found.latency_ns,
         at_bandwidth_bytes_per_s=UNLIMITED_BYTES_PER_S,
         scenario=column.name,
+        overlap=point.overlap,
+        tensor_bandwidth_bytes_per_s=point.tensor_bandwidth_bytes_per_s,
     )
 
 

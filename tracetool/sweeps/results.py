@@ -5,15 +5,17 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from tracetool.model.pipeline import FUSED, NO_OVERLAP
 from tracetool.registry import Pictured
 from tracetool.tables.results import KNEES, POINTS
 from tracetool.units import format_count
 from tracetool.whatif.accuracy import change_error_ratio
 from tracetool.whatif.best import choose, choose_each, evidence_of, recorded_schedule, recorded_test, rows_of, unchecked
 from tracetool.whatif.decision import Decision, Offer
+from tracetool.whatif.layers import LayersGain
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Sequence
+    from collections.abc import Collection, Mapping, Sequence
 
     import pyarrow as pa
 
@@ -22,6 +24,7 @@ if TYPE_CHECKING:
     from tracetool.whatif.accuracy import KnownError
     from tracetool.whatif.best import Evidence, Way
     from tracetool.whatif.decision import Today
+    from tracetool.whatif.layers import LayersError
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +61,8 @@ class SweepPoint:
         is_near_the_limit: Whether it fits, but so closely that the error of peaks may decide.
         is_pareto: Whether no other point is as good in link cost, memory and step time and better in one of them;
             None without a price. See ``pareto``.
+        overlap: How layers overlap their collectives and products; none as recorded.
+        tensor_bandwidth_bytes_per_s: Of the links between the ranks of a group inside layers; None as recorded.
     """
 
     schedule: str
@@ -84,6 +89,8 @@ class SweepPoint:
     closer: SweepPoint | None = None
     order_digest: str | None = None
     is_near_the_limit: bool = False
+    overlap: str = NO_OVERLAP
+    tensor_bandwidth_bytes_per_s: int | None = None
 
     @property
     def reason(self) -> str | None:
@@ -130,6 +137,8 @@ class Knee:
         at_latency_ns: The latency at which the bandwidth was sought.
         at_bandwidth_bytes_per_s: The bandwidth at which the latency was sought: so large that it costs nothing.
         scenario: Name of the scenario, where it has one.
+        overlap: Held meanwhile.
+        tensor_bandwidth_bytes_per_s: Held meanwhile.
     """
 
     schedule: str
@@ -145,6 +154,8 @@ class Knee:
     at_latency_ns: int | None = None
     at_bandwidth_bytes_per_s: int | None = None
     scenario: str | None = None
+    overlap: str = NO_OVERLAP
+    tensor_bandwidth_bytes_per_s: int | None = None
 
     @property
     def remark(self) -> str | None:
@@ -157,8 +168,13 @@ ScenarioKey = tuple[object, ...]
 
 
 def scenario_of(point: SweepPoint) -> ScenarioKey:
-    """The scenario of a point: its name, places, links, memory limit and microbatches."""
-    figures = point.latency_ns, point.bandwidth_bytes_per_s
+    """The scenario of a point: its name, places, links, memory limit and microbatches, and how its layers run."""
+    return *_around_layers(point), point.overlap
+
+
+def _around_layers(point: SweepPoint) -> ScenarioKey:
+    """The same, however its layers overlap."""
+    figures = point.latency_ns, point.bandwidth_bytes_per_s, point.tensor_bandwidth_bytes_per_s
     return point.scenario, point.dcs, point.microbatches, point.hbm_bytes, *figures
 
 
@@ -250,6 +266,59 @@ def best_of_each(
     return tuple(found)
 
 
+@dataclass(frozen=True, slots=True)
+class SweptLayers:
+    """What layers that overlap buy in one scenario.
+
+    Attributes:
+        plain: What to run there with layers as they are.
+        point: What to run with layers that overlap.
+        gain: How much shorter its step is.
+    """
+
+    plain: SweepPoint
+    point: SweepPoint
+    gain: LayersGain
+
+
+def layers_of_each(best: Sequence[Best], errors: Mapping[LayersKey, LayersError | None]) -> tuple[SweptLayers, ...]:
+    """What each way to overlap buys in each scenario; nothing where layers as they are were not tried there.
+
+    Args:
+        best: What to run in each.
+        errors: How far off steps may be for their layers, by way and bandwidth; None of bounds and where unknown.
+    """
+    plain = {
+        _around_layers(each.among): each.point
+        for each in best
+        if each.point is not None and each.among.overlap == NO_OVERLAP
+    }
+    found = []
+    for point in (each.point for each in best):
+        base = None if point is None else plain.get(_around_layers(point))
+        if point is None or base is None or point.overlap == NO_OVERLAP or not point.step_ns or not base.step_ns:
+            continue
+        change = point.step_ns / base.step_ns - 1
+        error = change_error_ratio(base.known_error, point.known_error, change)
+        its, mine = (errors[each.overlap, each.tensor_bandwidth_bytes_per_s] for each in (base, point))
+        if error is None and its is not None and mine is not None:
+            error = its.beside(mine) * max(1.0, 1 + change)
+        gain = LayersGain(
+            way=point.overlap,
+            tensor_bandwidth_bytes_per_s=point.tensor_bandwidth_bytes_per_s,
+            step_ns=point.step_ns,
+            plain_ns=base.step_ns,
+            error_ratio=error,
+            is_bound=point.overlap == FUSED,
+        )
+        found.append(SweptLayers(base, point, gain))
+    return tuple(found)
+
+
+LayersKey = tuple[str, "int | None"]
+"""A way to overlap, and the bandwidth of the links between the ranks of a group."""
+
+
 def without_twins(points: Sequence[SweepPoint], pipeline: Pipeline) -> list[SweepPoint]:
     """Points without those that have another's order, transfers and scenario under another name."""
     scenarios: dict[ScenarioKey, list[SweepPoint]] = {}
@@ -273,6 +342,7 @@ class Sweep(Pictured):
         notes: What was inferred, is missing or not modelled.
         best: What to run in each scenario; schedules whose error is known go ahead.
         today: The recorded step; None where a pipeline alone was swept.
+        layers: What ways to overlap inside layers buy, where several were swept.
     """
 
     points: tuple[SweepPoint, ...]
@@ -280,11 +350,12 @@ class Sweep(Pictured):
     notes: tuple[Notice, ...] = ()
     best: tuple[Best, ...] = ()
     today: Today | None = None
+    layers: tuple[SweptLayers, ...] = ()
 
     @property
     def decision(self) -> Decision | None:
         """What to run in each of the named scenarios; None where they have no names, or there is no recording."""
-        if self.today is None or not all(each.among.scenario for each in self.best):
+        if self.today is None or self.layers or not all(each.among.scenario for each in self.best):
             return None
         first = self.best[0].point if self.best else None
         offers = [

@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, TypeVar
 
+from tracetool.costs.rescaled import with_layers
 from tracetool.errors import Option, ScheduleError, checked, command_or_call
 from tracetool.ingestion.executors import in_processes, on_cluster, usable_cores
 from tracetool.model.notice import Notice, NoticeCode, Notices, SubjectKind, unasked
@@ -17,15 +18,16 @@ from tracetool.model.schedule import OBSERVED
 from tracetool.model.timeline import measure
 from tracetool.schedules import tuning_of
 from tracetool.sweeps.evaluate import ColumnPiece, evaluate
-from tracetool.sweeps.grid import Grid
+from tracetool.sweeps.grid import AS_RECORDED, Grid
 from tracetool.sweeps.knee import seek
 from tracetool.sweeps.pareto import link_cost, mark_pareto
-from tracetool.sweeps.results import Sweep, best_of_each, without_twins
+from tracetool.sweeps.results import Sweep, best_of_each, layers_of_each, without_twins
 from tracetool.units import format_count
 from tracetool.whatif.answer import fidelity_of
 from tracetool.whatif.best import UNPROVEN_MARK, UNPROVEN_TEXT, default_schedules, recorded_schedule
 from tracetool.whatif.decision import today_of
 from tracetool.whatif.depth import shortest_cycle_ns
+from tracetool.whatif.layers import layers_error, overlap_notes
 from tracetool.whatif.remarks import collective_notes, distrust, host_notes, is_like_the_recordings, slowdown_notes
 
 if TYPE_CHECKING:
@@ -97,6 +99,7 @@ def notes_of(found: Reconstruction, grids: Sequence[Grid], points: Sequence[Swee
     places = dict.fromkeys(column.links[0].topology for grid in grids for column in grid.columns())
     crossing = (collective_notes(pipeline, Scenario(topology)) for topology in places)
     notes += dict.fromkeys(note for of_map in crossing for note in of_map)
+    notes += overlap_notes(overlap for grid in grids for overlap in grid.overlaps)
     return (*found.notes, *host_notes(found), *notes)
 
 
@@ -160,8 +163,12 @@ def sweep(
         grid.check(observed.shape.ranks)
     own = None if isinstance(found, Pipeline) or not is_like_the_recordings(found) else fidelity_of(found)[1]
 
+    layered = {overlap: with_layers(pipeline, overlap) for grid in grids for overlap in (AS_RECORDED, *grid.overlaps)}
+    # What layers took as recorded is no business of those who replay points.
+    replayed = {overlap: replace(one, unchanged=None) for overlap, one in layered.items()}
+
     def pieces_of(columns: Iterable[LinkColumn]) -> list[ColumnPiece]:
-        return [ColumnPiece(pipeline, column, chunks, time_limit_s, own) for column in columns]
+        return [ColumnPiece(replayed[column.overlap], column, chunks, time_limit_s, own) for column in columns]
 
     columns = pieces_of(column for grid in grids for column in grid.columns())
     apart = pieces_of(column for grid in grids for column in grid.recorded_columns(observed))
@@ -190,10 +197,12 @@ def sweep(
             shown.add(recorded_schedule(observed, None))
             bends = [piece for piece in bends if piece.column.schedule in shown]
         bent = workers.run(seek, bends, [1] * len(bends))
+    errors = {(one.way, one.bandwidth_bytes_per_s): layers_error(layered[one]) for one in layered}
+    done = Sweep(tuple(points), tuple(bent), (), best, layers=layers_of_each(best, errors))
     if isinstance(found, Pipeline):
-        return Sweep(tuple(points), tuple(bent), (), best)
+        return done
     today = today_of(pipeline, measure(found.observed).step_ns)
-    return Sweep(tuple(points), tuple(bent), notes_of(found, grids, points), best, today)
+    return replace(done, notes=notes_of(found, grids, points), today=today)
 
 
 def _priced(pieces: Sequence[ColumnPiece], points: Sequence[SweepPoint], price: Price) -> list[SweepPoint]:

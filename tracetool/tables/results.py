@@ -37,6 +37,11 @@ FIELDS: dict[str, Column] = {name: metric.column for name, metric in METRICS.ite
         nullable("latency_ns", "int64", "One way, of every swept link; else of all, null if they differ or none is."),
         nullable("hbm_bytes", "int64", "Memory limit per rank; null for none."),
         Column("dcs", "list<string>", "DC of each pipeline rank; empty for one DC."),
+        Column("overlap", "string", "How layers overlap collectives and products: none (as recorded), slice:4, ..."),
+        nullable(
+            "tensor_bandwidth_bytes_per_s", "int64",
+            "Of the links between the ranks of a group inside layers; null as recorded.",
+        ),
         Column("step_ns_per_microbatch", "float64", "Step over microbatches, to compare at equal tokens."),
         nullable("peak_bytes", "int64", "Highest allocation of any rank; null if unknown."),
         nullable(
@@ -225,6 +230,7 @@ POINTS = table(
     *columns("schedule", "extra_forwards", "microbatches", "p2p", "bandwidth_bytes_per_s", "latency_ns", "hbm_bytes",
              "dcs", "step_ns", "window_ns", "bubble_ratio", "peak_bytes", "feasible", "reason", "needed_bytes",
              "scenario", "link_cost", "is_pareto", "rests_on", "step_ns_per_microbatch", "seen_error_ratio", "evidence",
+             "overlap", "tensor_bandwidth_bytes_per_s",
              null=("step_ns", "window_ns", "bubble_ratio", "step_ns_per_microbatch", "evidence")),
 )  # fmt: skip
 KNEES = table(
@@ -252,7 +258,7 @@ KNEES = table(
         "at_bandwidth_bytes_per_s", "int64",
         "Bandwidth at which the latency was sought: so large that it costs no step anything.",
     ),
-    *columns("scenario"),
+    *columns("scenario", "overlap", "tensor_bandwidth_bytes_per_s"),
 )  # fmt: skip
 HISTORY = table(
     "history",

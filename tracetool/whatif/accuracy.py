@@ -10,9 +10,9 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from tracetool.model.action import ActionKind
-from tracetool.model.pipeline import NO_OVERLAP
 from tracetool.schedules import SCHEDULES
 from tracetool.whatif.depth import RELEVANT_RATIO
+from tracetool.whatif.layers import NO_ERROR, LayersError, layers_error
 from tracetool.whatif.seen_errors import SEEN
 
 if TYPE_CHECKING:
@@ -25,51 +25,6 @@ if TYPE_CHECKING:
 _WIDER = 1.25
 """Errors given are so many times the largest seen: then of pairs of runs that were held back at least 95 in 100 lie
 within what the others tell (a test draws them)."""
-
-
-@dataclass(frozen=True, slots=True)
-class LayersError:
-    """How far off a step may be for layers that do not run as recorded.
-
-    If no action takes longer by more than a share of its time, no step does: of the actions, the largest share.
-
-    Attributes:
-        way: How they run.
-        bandwidth_bytes_per_s: Over which links; None as recorded.
-        way_ratio: Beside layers as they are over the same links.
-        links_ratio: Of those, beside the recorded links.
-    """
-
-    way: str = NO_OVERLAP
-    bandwidth_bytes_per_s: int | None = None
-    way_ratio: float = 0.0
-    links_ratio: float = 0.0
-
-    def beside(self, other: LayersError) -> float:
-        """How far off the change from one to the other may be: errors of equal layers are equal, others add up."""
-        same_links = self.bandwidth_bytes_per_s == other.bandwidth_bytes_per_s
-        if same_links and self.way == other.way:
-            return 0.0
-        links = 0.0 if same_links else self.links_ratio + other.links_ratio
-        return self.way_ratio + other.way_ratio + links
-
-
-def layers_error(pipeline: Pipeline) -> LayersError | None:
-    """How far off steps of a pipeline may be for its layers; None if that is not known.
-
-    Args:
-        pipeline: What is replayed.
-    """
-    overlap = pipeline.overlap
-    if not overlap.is_measured or overlap.is_bound:
-        return None
-    way = links = 0.0
-    for change in overlap.actions:
-        costs = pipeline.stages[change.stage].costs.get(change.kind, ())
-        least = min((cost.duration_ns for cost in costs), default=0)
-        if least:
-            way, links = max(way, change.error_ns / least), max(links, change.link_error_ns / least)
-    return LayersError(overlap.way, overlap.bandwidth_bytes_per_s, way, links)
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +45,7 @@ class KnownError:
     topology: Topology
     microbatches: int
     is_split: bool = False
-    layers: LayersError = LayersError()
+    layers: LayersError = NO_ERROR
 
 
 def known_error(

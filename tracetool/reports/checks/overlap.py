@@ -68,11 +68,12 @@ class OverlapComparisonInfo(Head, kw_only=True):
 class OverlapWay(msgspec.Struct, kw_only=True):
     """One way on one side of a layer."""
 
-    way: Annotated[str, doc("none (as it is), slice:N, p2p, p2p:N or async-tp.")]
+    way: Annotated[str, doc("none (as it is), slice:N, p2p, p2p:N, async-tp or fused.")]
+    is_bound: Annotated[bool, doc("Whether no kernel like it was measured: the time is the least that one could take.")]
     call_ms: Annotated[float, doc("Time of one call without a profiler.")]
     gain_ratio: Annotated[float, doc("What it takes less than the layer as it is, over that.")]
-    error_ratio: Annotated[float, doc("How far the time may be off.")]
-    gain_error_ratio: Annotated[float, doc("How far the gain may be off.")]
+    error_ratio: Annotated[float | None, doc("How far the time may be off; null of a bound.")]
+    gain_error_ratio: Annotated[float | None, doc("How far the gain may be off; null of a bound.")]
     rests_on: Annotated[str, doc("Kind of way: of each, errors of measured ones were counted apart.")]
     exposed_ms: Annotated[float, doc("Time beyond the product alone.")]
     host_bound: Annotated[bool, doc("Whether the host's calls decide the time.")]
@@ -197,7 +198,7 @@ def render_answer_json(done: OverlapAnswer, traces: list[str], facts: CallFacts)
             ways=[
                 as_struct(
                     OverlapWay, way, call_ms=way.time.call_ns / 1e6, gain_ratio=side.gain_ratio(way),
-                    gain_error_ratio=side.gain_error_ratio(way), rests_on=way.error.kind,
+                    gain_error_ratio=None if way.is_bound else side.gain_error_ratio(way), rests_on=way.error.kind,
                     exposed_ms=way.exposed_ns / 1e6, host_bound=way.time.is_host_bound,
                     device_ms=way.time.device_ns / 1e6,
                 )
@@ -247,6 +248,7 @@ def render_answer_text(done: OverlapAnswer, *, verbose: bool) -> bytes:
 
 
 _ASYNC = Note("async-tp was compared with measured calls of groups of two ranks alone (H200)")
+_BOUND_TEXT = "whether one kernel with product and communication ({way}) pays was never measured: it is"
 _PAYS = {True: "yes", False: "no", None: "open"}
 
 
@@ -343,7 +345,10 @@ def _side_cells(side: LayerSide) -> list[Cells]:
 
 def _gain(side: LayerSide, way: WayTime, digits: int = 0) -> str:
     """What a way gains, and how far off that may be; that it gains nothing where the error leaves none."""
-    gain, error = side.gain_ratio(way), side.gain_error_ratio(way)
+    gain = side.gain_ratio(way)
+    if way.is_bound:
+        return f"at most {max(gain, 0.0):+.{digits}%}"
+    error = side.gain_error_ratio(way)
     return "no gain" if gain < -error else f"{gain:+.{digits}%} ±{error:.0%}"
 
 
@@ -353,6 +358,9 @@ def _verdict(side: LayerSide) -> str:
     if found is None:
         return f"{head} {format_duration(side.ways[0].time.call_ns)} as it is."
     gain = side.gain_ratio(found)
+    if found.is_bound:
+        far = f"at most {gain:.1%} shorter" if gain > 0 else "no shorter"
+        return f"{head} {_BOUND_TEXT.format(way=found.way)}, {far} than as it is."
     by = f"{abs(gain):.1%} (±{side.gain_error_ratio(found):.0%}) {'shorter' if gain > 0 else 'longer'}"
     said = {True: "overlap pays", False: "overlap does not pay", None: "the error leaves open whether overlap pays"}
     told = f"{head} {said[side.pays]}. Best is {found.way}, {by} than as it is."
@@ -383,7 +391,7 @@ def _way_cells(side: LayerSide, way: WayTime) -> Cells:
     return {
         "": way.way,
         "call": format_duration(way.time.call_ns),
-        "±": f"{way.error_ratio:.0%}",
+        "±": "bound" if way.error_ratio is None else f"{way.error_ratio:.0%}",
         "gain": "" if is_first else _gain(side, way, 1),
         "device\nalone": format_duration(way.time.device_ns),
         "exposed": format_duration(max(0.0, way.exposed_ns)),

@@ -12,13 +12,14 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+from tracetool.model.pipeline import NO_OVERLAP
 from tracetool.model.schedule import OBSERVED
 from tracetool.reports.advice import PlanBar, bars_figure, pays_text, sentences
 from tracetool.reports.picture import RED, link_ticks, log_ticks
 from tracetool.sweeps.results import scenario_of
-from tracetool.units import format_bits, format_count, format_duration, format_ranges, format_size
+from tracetool.units import format_bandwidth, format_bits, format_count, format_duration, format_ranges, format_size
 from tracetool.whatif.best import nothing_fits, plan_name, unchecked
 
 if TYPE_CHECKING:
@@ -34,7 +35,7 @@ GBIT_BYTES = 125_000_000
 MOST_FACETS = 12
 """Combinations of settings that are drawn; further ones are counted."""
 
-_HELD = ("scenario", "dcs", "microbatches", "hbm_bytes", "p2p")
+_HELD = ("scenario", "dcs", "microbatches", "hbm_bytes", "p2p", "overlap", "tensor_bandwidth_bytes_per_s")
 _LONG = 24
 
 
@@ -95,7 +96,7 @@ def common_settings(points: Sequence[SweepPoint]) -> list[str]:
     shared = []
     for name in _HELD:
         values = {getattr(point, name) for point in points}
-        if len(values) == 1 and (value := values.pop()) not in (None, ()):
+        if len(values) == 1 and (value := values.pop()) not in (None, (), NO_OVERLAP):
             shared.append(_setting(name, value))
         elif name == "p2p" and len(values) > 1 and not _varies(points, name):
             modes = {point.schedule: point.p2p for point in points}
@@ -127,20 +128,30 @@ def _varies(points: Iterable[SweepPoint], name: str) -> bool:
     )
 
 
+def _places(dcs: Sequence[str]) -> str:
+    places: dict[str, list[int]] = defaultdict(list)
+    for rank, dc in enumerate(dcs):
+        places[dc].append(rank)
+    if len(places) > 6:
+        return f"{len(dcs)} ranks in {len(places)} DCs"
+    return ", ".join(f"{dc}: {format_ranges(ranks)}" for dc, ranks in places.items()) or "one DC"
+
+
+_SETTINGS: dict[str, Callable[[Any], str]] = {
+    "microbatches": lambda value: f"m = {value}",
+    "hbm_bytes": lambda value: "no HBM limit" if value is None else f"HBM limit {format_size(value)}",
+    "p2p": lambda value: f"{value} transfers",
+    "overlap": lambda value: "layers as they are" if value == NO_OVERLAP else f"layers by {value}",
+    "tensor_bandwidth_bytes_per_s": lambda value: (
+        "links inside layers as they are" if value is None else f"{format_bandwidth(value)} inside layers"
+    ),
+    "dcs": _places,
+}
+
+
 def _setting(name: str, value: object) -> str:
-    if name == "microbatches":
-        return f"m = {value}"
-    if name == "hbm_bytes":
-        return f"HBM limit {format_size(value)}" if isinstance(value, int) else "no HBM limit"
-    if name == "p2p":
-        return f"{value} transfers"
-    if name == "dcs" and isinstance(value, tuple):
-        places: dict[str, list[int]] = defaultdict(list)
-        for rank, dc in enumerate(value):
-            places[dc].append(rank)
-        if len(places) > 6:
-            return f"{len(value)} ranks in {len(places)} DCs"
-        return ", ".join(f"{dc}: {format_ranges(ranks)}" for dc, ranks in places.items()) or "one DC"
+    if name in _SETTINGS:
+        return _SETTINGS[name](value)
     return str(value if value is not None else "the command line's own")
 
 

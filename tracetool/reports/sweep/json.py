@@ -24,6 +24,7 @@ class SweepPointInfo(WithFigures, kw_only=True):
         *("scenario", "schedule", "extra_forwards", "microbatches", "p2p", "bandwidth_bytes_per_s", "latency_ns"),
         *("hbm_bytes", "dcs", "step_ns", "step_ns_per_microbatch", "window_ns", "bubble_ratio", "peak_bytes"),
         *("needed_bytes", "feasible", "reason", "link_cost", "is_pareto", "seen_error_ratio", "evidence", "rests_on"),
+        *("overlap", "tensor_bandwidth_bytes_per_s"),
         of=POINTS,
     )
 
@@ -46,7 +47,7 @@ class SweptBestInfo(WithFigures, kw_only=True):
     __annotations__ = fields_of(
         *("scenario", "microbatches", "bandwidth_bytes_per_s", "latency_ns", "hbm_bytes", "dcs"),
         *_IN_SHORT,
-        "change_error_ratio",
+        *("change_error_ratio", "overlap", "tensor_bandwidth_bytes_per_s"),
         null=("schedule", "p2p", "step_ns", "evidence"),
     )
     now: Annotated[SweptScheduleInfo | None, doc("The recorded order over the same links; null if not replayed.")]
@@ -62,9 +63,23 @@ class KneeInfo(WithFigures, kw_only=True):
     __annotations__ = fields_of(
         *("scenario", "schedule", "extra_forwards", "microbatches", "p2p", "hbm_bytes", "dcs", "at_latency_ns"),
         *("at_bandwidth_bytes_per_s", "bandwidth_bytes_per_s", "hidden_latency_ns", "hbm_bytes_per_hidden_ms"),
-        "remark",
+        *("remark", "overlap", "tensor_bandwidth_bytes_per_s"),
         of=KNEES,
     )
+
+
+class SweptLayersInfo(WithFigures, kw_only=True):
+    """What a way to overlap inside layers buys in one scenario."""
+
+    __annotations__ = fields_of(
+        *("scenario", "microbatches", "bandwidth_bytes_per_s", "latency_ns", "hbm_bytes", "dcs", "overlap"),
+        *("tensor_bandwidth_bytes_per_s", "schedule", "extra_forwards", "p2p", "step_ns"),
+    )
+    plain_ns: Annotated[int, doc("Step of what to run with layers as they are.")]
+    gain_ratio: Annotated[float, doc("How much shorter the step is, over plain_ns.")]
+    gain_error_ratio: Annotated[float | None, doc("How far off that may be; null if that is not known.")]
+    is_bound: Annotated[bool, doc("Whether nothing like it was measured: the step is the least that it could take.")]
+    pays: Annotated[bool | None, doc("Whether it is shorter by more than its error; null if that is open.")]
 
 
 class SweepInfo(Head, kw_only=True):
@@ -81,6 +96,7 @@ class SweepInfo(Head, kw_only=True):
     best: Annotated[list[SweptBestInfo], doc("What to run in each scenario, in the order of the grid.")]
     points: Annotated[list[SweepPointInfo], doc("In the order of the grid.")]
     knees: Annotated[list[KneeInfo], doc("One per schedule, memory limit and latency; empty where no link was swept.")]
+    layers: Annotated[list[SweptLayersInfo], doc("Of ways to overlap inside layers; empty where none was swept.")]
     notes: Annotated[list[str], doc("What was inferred, is missing or not modelled.")]
 
 
@@ -96,6 +112,10 @@ def sweep_info(found: Sweep, facts: RunFacts, price: Price | None) -> SweepInfo:
         best=[_best(each) for each in found.best],
         points=[_point(point) for point in found.points],
         knees=[as_struct(KneeInfo, knee) for knee in found.knees],
+        layers=[
+            as_struct(SweptLayersInfo, each.point, each.gain, gain_error_ratio=each.gain.error_ratio)
+            for each in found.layers
+        ],
         notes=list(map(str, found.notes)),
     )
 

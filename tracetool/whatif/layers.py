@@ -1,0 +1,138 @@
+"""Layers inside actions that do not run as recorded: how far off steps may be for them, and whether that pays."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from tracetool.model.notice import Notice, NoticeCode
+from tracetool.model.pipeline import NO_OVERLAP
+from tracetool.units import format_bandwidth, format_count, format_duration
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from tracetool.model.pipeline import LayerOverlap, Pipeline
+
+
+@dataclass(frozen=True, slots=True)
+class LayersError:
+    """How far off a step may be for layers that do not run as recorded.
+
+    If no action takes longer by more than a share of its time, no step does: of the actions, the largest share.
+
+    Attributes:
+        way: How they run.
+        bandwidth_bytes_per_s: Over which links; None as recorded.
+        way_ratio: Beside layers as they are over the same links.
+        links_ratio: Of those, beside the recorded links.
+    """
+
+    way: str = NO_OVERLAP
+    bandwidth_bytes_per_s: int | None = None
+    way_ratio: float = 0.0
+    links_ratio: float = 0.0
+
+    def beside(self, other: LayersError) -> float:
+        """How far off the change from one to the other may be: errors of equal layers are equal, others add up."""
+        same_links = self.bandwidth_bytes_per_s == other.bandwidth_bytes_per_s
+        if same_links and self.way == other.way:
+            return 0.0
+        links = 0.0 if same_links else self.links_ratio + other.links_ratio
+        return self.way_ratio + other.way_ratio + links
+
+
+NO_ERROR = LayersError()
+"""Of layers as recorded."""
+
+
+def layers_error(pipeline: Pipeline) -> LayersError | None:
+    """How far off steps of a pipeline may be for its layers; None if that is not known.
+
+    Args:
+        pipeline: What is replayed.
+    """
+    overlap = pipeline.overlap
+    if not overlap.is_measured or overlap.is_bound:
+        return None
+    way = links = 0.0
+    for change in overlap.actions:
+        costs = pipeline.stages[change.stage].costs.get(change.kind, ())
+        least = min((cost.duration_ns for cost in costs), default=0)
+        if least:
+            way, links = max(way, change.error_ns / least), max(links, change.link_error_ns / least)
+    return LayersError(overlap.way, overlap.bandwidth_bytes_per_s, way, links)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayersGain:
+    """A step with layers that overlap beside the same with layers as they are, over the same links.
+
+    Attributes:
+        way: How they overlap.
+        tensor_bandwidth_bytes_per_s: Of the links between the ranks of a group; None as recorded.
+        step_ns: The step so.
+        plain_ns: The step with layers as they are.
+        error_ratio: How far off the gain may be, in shares of that; None if that is not known.
+        is_bound: Whether the step is one that nothing is known to reach.
+    """
+
+    way: str
+    tensor_bandwidth_bytes_per_s: int | None
+    step_ns: int
+    plain_ns: int
+    error_ratio: float | None
+    is_bound: bool
+
+    @property
+    def gain_ratio(self) -> float:
+        """How much shorter the step is, in shares of that with layers as they are."""
+        return 1 - self.step_ns / self.plain_ns
+
+    @property
+    def pays(self) -> bool | None:
+        """Whether it is shorter by more than its error; None if that is open."""
+        if self.is_bound:
+            return False if self.gain_ratio <= 0 else None
+        if self.error_ratio is None or abs(self.gain_ratio) <= self.error_ratio:
+            return None
+        return self.gain_ratio > 0
+
+
+def overlap_notes(overlaps: Iterable[LayerOverlap]) -> list[Notice]:
+    """What of the layers stays as it is, and of which ways no error is known; once for each way."""
+    told: dict[str, Notice] = {}
+    for overlap in overlaps:
+        remarks = _remarks(overlap)
+        if overlap.way != NO_OVERLAP and remarks:
+            text = f"layers that overlap by {overlap.way}: {'; '.join(remarks)}"
+            told.setdefault(text, Notice(NoticeCode.OVERLAP_CHANGED, text))
+    return list(told.values())
+
+
+def overlap_note(overlap: LayerOverlap) -> Notice:
+    """What a way changes of every action, how far off that may be, and what stays as it is."""
+    over = overlap.bandwidth_bytes_per_s
+    changes = ", ".join(
+        f"{change.stage}{change.kind.value} {'+' if change.change_ns > 0 else '-'}"
+        f"{format_duration(abs(change.change_ns))}"
+        + (f" ±{format_duration(change.error_ns + change.link_error_ns)}" if overlap.is_measured else "")
+        for change in sorted(overlap.actions, key=lambda change: (change.stage, change.kind.value))
+    )
+    where = "" if over is None else f" over {format_bandwidth(over)}"
+    text = "; ".join([f"layers overlap by {overlap.way}{where}: an action takes {changes}", *_remarks(overlap)])
+    return Notice(NoticeCode.OVERLAP_CHANGED, text)
+
+
+def _remarks(overlap: LayerOverlap) -> list[str]:
+    remarks = []
+    if overlap.untouched:
+        left = format_count(overlap.untouched, "collective")
+        remarks.append(f"{left} an action with no product to run beside left alone")
+    if not overlap.is_measured:
+        remarks.append("all-reduces in slices were never compared with measured ones")
+    if overlap.is_bound:
+        remarks.append(
+            "a bound: one kernel in which tiles cross as they are done, holding no SM for it; none was measured"
+        )
+    return remarks
