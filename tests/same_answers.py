@@ -51,6 +51,7 @@ ALLOWED: dict[str, str] = {
     "sweep /best/*/*/*": "as above, of what is as good and of depths",
     "sweep /best/*/*/*/*": "as above, of what is as good",
     "sweep /best/*/*/*/*/*": "as above, of depths of what is as good",
+    "advise /offers/*/layers": "what layers that overlap otherwise make of the plan",
     "sweep /points/*/overlap": "layers that overlap otherwise are swept too",
     "sweep /points/*/tensor_bandwidth_bytes_per_s": "links inside layers are swept too",
     "sweep /knees/*/overlap": "layers that overlap otherwise are swept too",

@@ -17,7 +17,7 @@ from helpers.synthetic import found, pipeline, places, scenario, window_ns
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tracetool.advice import Advice, Gain, advise, decide
+from tracetool.advice import Advice, advise, decide
 from tracetool.errors import BadTopology, ScenarioError
 from tracetool.model.scenario import Scenario
 from tracetool.model.timeline import measure
@@ -31,6 +31,7 @@ from tracetool.whatif.depth import RELEVANT_RATIO
 from tracetool.whatif.results import step_change_error
 
 if TYPE_CHECKING:
+    from tracetool.advice.plans import Gain
     from tracetool.reconstruction import Reconstruction
 
 P, M, F, B = 4, 24, 1000, 2000

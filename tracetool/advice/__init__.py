@@ -5,7 +5,17 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, NamedTuple
 
-from tracetool.advice.plans import Deepened, More, Plan, Resource, ScenarioPlans, more_of_each, plans_for, ways
+from tracetool.advice.plans import (
+    Deepened,
+    Gain,
+    Plan,
+    Resource,
+    ScenarioPlans,
+    layers_gains,
+    more_of_each,
+    plans_for,
+    ways,
+)
 from tracetool.errors import ScenarioError, ScheduleError, checked
 from tracetool.model.notice import Silent, unasked
 from tracetool.registry import Pictured
@@ -48,31 +58,13 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
     from tracetool.model.notice import Progress
-    from tracetool.model.pipeline import Pipeline
+    from tracetool.model.pipeline import LayerOverlap, Pipeline
     from tracetool.model.scenario import Scenario
     from tracetool.reconstruction import Reconstruction
     from tracetool.whatif.best import Chosen
     from tracetool.whatif.decision import Fees
+    from tracetool.whatif.layers import LayersGain
     from tracetool.whatif.results import Result
-
-
-@dataclass(frozen=True, slots=True)
-class Gain:
-    """What one more unit buys, replayed.
-
-    Attributes:
-        more: The unit.
-        plan: What would be run then.
-        same_plan_ns: Step of the plan that is best now; None if it does not fit then.
-        gained_ns: How much less time the work of a step takes, against the best plan now.
-        gain_ratio: The same as a share of that plan's step.
-    """
-
-    more: More
-    plan: Plan
-    same_plan_ns: int | None
-    gained_ns: int
-    gain_ratio: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -208,10 +200,11 @@ def _advised(
 
 
 class Decided(NamedTuple):
-    """A decision between offers, and the advice for each of them."""
+    """A decision between offers, and for each of them the advice and what overlap inside layers makes of its plan."""
 
     decision: Decision
     advice: tuple[Advice, ...]
+    layers: tuple[tuple[LayersGain, ...], ...] = ()
 
     def plot(self) -> Figure:
         """The picture of the decision."""
@@ -230,6 +223,7 @@ def decide(
     *,
     fee: str | Fee | Fees | None = None,
     steps: int | None = None,
+    overlaps: Sequence[LayerOverlap] = (),
     progress: Progress | None = None,
 ) -> Decided:
     """Find what to run over each of several offers of links, what the others buy, and where more stops paying.
@@ -243,6 +237,7 @@ def decide(
         fee: What the first offer costs, as in ``2000EUR/month``; or what each of its links does
             (``tracetool.whatif.decision.Fees``): an offer that names some of them keeps the price of the others.
         steps: Steps of the run that is planned.
+        overlaps: Ways to run layers (``tracetool.overlap.actions``), for what is to be run over each offer.
         progress: Told in how many scenarios all schedules are replayed, and how many are done.
 
     Raises:
@@ -287,7 +282,8 @@ def decide(
         pays_until=_pays_until(found, advice),
     )
     progress.advance(1)
-    return Decided(decision, advice)
+    layers = (layers_gains(found, each.best, each.scenario, overlaps) for each in advice)
+    return Decided(decision, advice, tuple(layers))
 
 
 def _pays_until(found: Reconstruction, advice: Sequence[Advice]) -> PaysUntil | None:

@@ -8,27 +8,31 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
-from tracetool.costs.rescaled import with_faster_compute
+from tracetool.costs.rescaled import with_faster_compute, with_layers
 from tracetool.errors import BadTopology, Option, ScenarioError, ScheduleError, command_or_call, together
 from tracetool.model.notice import Silent
 from tracetool.model.pipeline import BY_EDGE
 from tracetool.model.topology import in_two
+from tracetool.replays.evaluation import evaluate, stages_for
 from tracetool.units import format_size
+from tracetool.whatif.accuracy import LayersStep, known_error, layers_gain
 from tracetool.whatif.answer import answer
 from tracetool.whatif.best import default_schedules, evidence_of, plan_name
+from tracetool.whatif.layers import layers_error
 from tracetool.whatif.results import Answer, Refused
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from tracetool.errors import TraceToolError
-    from tracetool.model.pipeline import P2PMode, Pipeline
+    from tracetool.model.pipeline import LayerOverlap, P2PMode, Pipeline
     from tracetool.model.scenario import Scenario
     from tracetool.model.topology import Topology
     from tracetool.network.link import Link
     from tracetool.reconstruction import Reconstruction
     from tracetool.whatif.accuracy import KnownError
     from tracetool.whatif.best import Evidence
+    from tracetool.whatif.layers import LayersGain
     from tracetool.whatif.results import Result
 
 
@@ -327,3 +331,51 @@ def _check_links(topology: Topology, ranks: int) -> None:
         + (", as all ranks sit in one." if topology.dcs else "."),
         hint=f"add {links}; inside one data centre, {compares} compares schedules",
     )
+
+
+@dataclass(frozen=True, slots=True)
+class Gain:
+    """What one more unit buys, replayed.
+
+    Attributes:
+        more: The unit.
+        plan: What would be run then.
+        same_plan_ns: Step of the plan that is best now; None if it does not fit then.
+        gained_ns: How much less time the work of a step takes, against the best plan now.
+        gain_ratio: The same as a share of that plan's step.
+    """
+
+    more: More
+    plan: Plan
+    same_plan_ns: int | None
+    gained_ns: int
+    gain_ratio: float
+
+
+def layers_gains(
+    found: Reconstruction, plan: Plan | None, scenario: Scenario, overlaps: Iterable[LayerOverlap]
+) -> tuple[LayersGain, ...]:
+    """What layers that overlap in other ways make of a plan: the same order and transfers, replayed with each.
+
+    Args:
+        found: What was reconstructed, with layers as recorded.
+        plan: The plan; nothing is replayed without one.
+        scenario: Its links and limits.
+        overlaps: The ways; what changes nothing is left out.
+    """
+    if plan is None:
+        return ()
+    result = plan.result
+    known, order = result.known_error, result.replayed.schedule
+    gains = []
+    for overlap in overlaps:
+        if overlap.is_as_recorded:
+            continue
+        changed = with_layers(found.pipeline, overlap)
+        pipeline, _, _ = stages_for(changed, plan.way.schedule, None, result.microbatches)
+        there = replace(scenario, p2p=plan.way.p2p or scenario.p2p)
+        step_ns = evaluate(pipeline, order, there).metrics.step_ns
+        error = None if known is None else known_error(changed, order, result.p2p, there, known.own_ratio)
+        plain = LayersStep(plan.step_ns, known, layers_error(found.pipeline))
+        gains.append(layers_gain(overlap, plain, LayersStep(step_ns, error, layers_error(changed))))
+    return tuple(gains)

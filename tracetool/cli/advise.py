@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import click
@@ -18,17 +19,21 @@ from tracetool.cli.output import (
     free_name,
     next_step,
 )
-from tracetool.cli.question import OFFERS, RUN_STEPS, Words, ask, question_options
+from tracetool.cli.question import OFFERS, RUN_STEPS, WAYS_HELP, Words, ask, question_options
 from tracetool.cli.topology import refuse_offers
 from tracetool.errors import ScenarioError
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from pathlib import Path
     from typing import Unpack
 
     from tracetool.advice.cotune import OtherSizes
     from tracetool.advice.plans import Plan
+    from tracetool.cli.question import Question
     from tracetool.costs.rescaled import MicrobatchSize
+    from tracetool.model.pipeline import LayerOverlap
+    from tracetool.reconstruction import Reconstruction
 
 
 @click.command()
@@ -42,6 +47,11 @@ if TYPE_CHECKING:
 @question_options
 @OFFERS
 @RUN_STEPS
+@click.option(
+    "--overlap",
+    metavar="WAY,...",
+    help=f"Also what is to be run with layers that overlap collectives and matrix products: {WAYS_HELP}.",
+)
 @click.option(
     "--co-tune", is_flag=True, help="Also other micro-batch sizes and sequence lengths for geopipe, at equal tokens."
 )
@@ -66,6 +76,7 @@ def advise(
     schedule: str | None,
     offers: tuple[str, ...],
     run_steps: int | None,
+    overlap: str | None,
     mbs: int | None,
     seq: int | None,
     hidden: int | None,
@@ -112,13 +123,17 @@ def advise(
     sizes = _sizes(mbs, seq, co_tune=co_tune, others=(hidden, also, also_mbs, also_seq))
     refuse_offers(words["network"], offers)
     words["link"], fees = without_fees(words["link"])
-    question = ask(paths, words, quiet=quiet)
+    run_so = _ways(overlap)
+    question = ask(paths, words, quiet=quiet, shapes=bool(run_so))
+    found, overlaps = _overlapping(question, run_so)
     other = None
     if sizes is not None and also is not None:
         other = _other_sizes(also, MicrobatchSize(also_mbs or sizes.sequences, also_seq or sizes.length), quiet=quiet)
     tuning = None
     with ProgressBar(quiet=quiet, doing="replaying", of="scenarios") as progress:
-        decided = decide(question.found, question.scenario, offers, names, fee=fees, steps=run_steps, progress=progress)
+        decided = decide(
+            found, question.scenario, offers, names, fee=fees, steps=run_steps, overlaps=overlaps, progress=progress
+        )
     if sizes is not None:
         tuned = next((name for name in names or () if tuning_of(name) is not None), None)
         with ProgressBar(quiet=quiet, doing="replaying", of="sizes") as progress:
@@ -139,6 +154,25 @@ def advise(
     after = _replay_of(advice.best or lacks_least)
     click.echo(render_text(decided, facts, tuning, verbose=verbose, after=after).decode(), nl=False)
     next_step(after, quiet=quiet)
+
+
+def _ways(text: str | None) -> tuple[str, ...]:
+    """Ways to overlap inside layers that were named; none of them if not asked for."""
+    if text is None:
+        return ()
+    from tracetool.overlap.answer import parse_ways
+
+    return parse_ways(text)
+
+
+def _overlapping(question: Question, ways: Sequence[str]) -> tuple[Reconstruction, tuple[LayerOverlap, ...]]:
+    """What was reconstructed, with notes on ways to run its layers, and what these change."""
+    if not ways:
+        return question.found, ()
+    from tracetool.overlap.actions import layer_overlaps
+
+    overlaps, notes = layer_overlaps(question.run, ways)
+    return replace(question.found, notes=(*question.found.notes, *notes)), overlaps
 
 
 def _sizes(mbs: int | None, seq: int | None, *, co_tune: bool, others: tuple[object, ...]) -> MicrobatchSize | None:
@@ -185,5 +219,5 @@ def _replay_of(plan: Plan) -> str:
         words += ["--p2p", plan.way.p2p]
     for link in links:
         words += ["--link", link]
-    without = {"schedule", "link", *(["p2p"] if plan.way.p2p is not None else [])}
+    without = {"schedule", "link", "overlap", *(["p2p"] if plan.way.p2p is not None else [])}
     return following("replay", *words, "-o", free_name("gantt.png"), without=without)

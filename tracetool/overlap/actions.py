@@ -18,7 +18,7 @@ from tracetool.overlap.prediction import call_time, seen_error
 from tracetool.overlap.recording import collective_kind, product_shape, read_recording
 from tracetool.overlap.variants import ELEMENT_BYTES, LayerShape, refusal
 from tracetool.units import format_bandwidth, format_count
-from tracetool.whatif.layers import overlap_note
+from tracetool.whatif.layers import overlap_note, overlap_notes
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -158,7 +158,7 @@ class LayerOverlaps(NamedTuple):
 
     Attributes:
         overlaps: All that can be; layers as they are first over each link.
-        notes: What was left out, and why.
+        notes: What was left out or stays as it is, and of which ways no error is known.
     """
 
     overlaps: tuple[LayerOverlap, ...]
@@ -193,7 +193,7 @@ def layer_overlaps(run: Run, ways: Sequence[str], bandwidths_bytes_per_s: Sequen
         )
         notes.append(Notice(NoticeCode.OVERLAP_CHANGED, text))
     overlaps = [layers.overlap(way, over) for over in bandwidths_bytes_per_s or (None,) for way in run_so]
-    return LayerOverlaps(tuple(overlaps), tuple(notes))
+    return LayerOverlaps(tuple(overlaps), (*notes, *overlap_notes(overlaps)))
 
 
 def _none_of(refused: Mapping[str, str]) -> ReconstructError:

@@ -5,14 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from tracetool.model.pipeline import FUSED, NO_OVERLAP
+from tracetool.model.pipeline import NO_OVERLAP
 from tracetool.registry import Pictured
 from tracetool.tables.results import KNEES, POINTS
 from tracetool.units import format_count
-from tracetool.whatif.accuracy import change_error_ratio
+from tracetool.whatif.accuracy import LayersStep, change_error_ratio, layers_gain
 from tracetool.whatif.best import choose, choose_each, evidence_of, recorded_schedule, recorded_test, rows_of, unchecked
 from tracetool.whatif.decision import Decision, Offer
-from tracetool.whatif.layers import LayersGain
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
@@ -20,11 +19,11 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from tracetool.model.notice import Notice
-    from tracetool.model.pipeline import Pipeline
+    from tracetool.model.pipeline import LayerOverlap, Pipeline
     from tracetool.whatif.accuracy import KnownError
     from tracetool.whatif.best import Evidence, Way
     from tracetool.whatif.decision import Today
-    from tracetool.whatif.layers import LayersError
+    from tracetool.whatif.layers import LayersError, LayersGain
 
 
 @dataclass(frozen=True, slots=True)
@@ -281,42 +280,28 @@ class SweptLayers:
     gain: LayersGain
 
 
-def layers_of_each(best: Sequence[Best], errors: Mapping[LayersKey, LayersError | None]) -> tuple[SweptLayers, ...]:
+def layers_of_each(best: Sequence[Best], layered: Mapping[LayerOverlap, LayersError | None]) -> tuple[SweptLayers, ...]:
     """What each way to overlap buys in each scenario; nothing where layers as they are were not tried there.
 
     Args:
         best: What to run in each.
-        errors: How far off steps may be for their layers, by way and bandwidth; None of bounds and where unknown.
+        layered: How far off steps may be for their layers; None where that is not known.
     """
-    plain = {
-        _around_layers(each.among): each.point
-        for each in best
-        if each.point is not None and each.among.overlap == NO_OVERLAP
-    }
+    overlaps = {(one.way, one.bandwidth_bytes_per_s): one for one in layered}
+
+    def step(point: SweepPoint) -> tuple[LayerOverlap, LayersStep]:
+        overlap = overlaps[point.overlap, point.tensor_bandwidth_bytes_per_s]
+        return overlap, LayersStep(point.step_ns or 0, point.known_error, layered[overlap])
+
+    run = [each.point for each in best if each.point is not None]
+    plain = {_around_layers(point): point for point in run if point.overlap == NO_OVERLAP}
     found = []
-    for point in (each.point for each in best):
-        base = None if point is None else plain.get(_around_layers(point))
-        if point is None or base is None or point.overlap == NO_OVERLAP or not point.step_ns or not base.step_ns:
-            continue
-        change = point.step_ns / base.step_ns - 1
-        error = change_error_ratio(base.known_error, point.known_error, change)
-        its, mine = (errors[each.overlap, each.tensor_bandwidth_bytes_per_s] for each in (base, point))
-        if error is None and its is not None and mine is not None:
-            error = its.beside(mine) * max(1.0, 1 + change)
-        gain = LayersGain(
-            way=point.overlap,
-            tensor_bandwidth_bytes_per_s=point.tensor_bandwidth_bytes_per_s,
-            step_ns=point.step_ns,
-            plain_ns=base.step_ns,
-            error_ratio=error,
-            is_bound=point.overlap == FUSED,
-        )
-        found.append(SweptLayers(base, point, gain))
+    for point in run:
+        base = plain.get(_around_layers(point))
+        if base is not None and point.overlap != NO_OVERLAP:
+            overlap, mine = step(point)
+            found.append(SweptLayers(base, point, layers_gain(overlap, step(base)[1], mine)))
     return tuple(found)
-
-
-LayersKey = tuple[str, "int | None"]
-"""A way to overlap, and the bandwidth of the links between the ranks of a group."""
 
 
 def without_twins(points: Sequence[SweepPoint], pipeline: Pipeline) -> list[SweepPoint]:

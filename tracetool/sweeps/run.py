@@ -27,7 +27,7 @@ from tracetool.whatif.answer import fidelity_of
 from tracetool.whatif.best import UNPROVEN_MARK, UNPROVEN_TEXT, default_schedules, recorded_schedule
 from tracetool.whatif.decision import today_of
 from tracetool.whatif.depth import shortest_cycle_ns
-from tracetool.whatif.layers import layers_error, overlap_notes
+from tracetool.whatif.layers import layers_error
 from tracetool.whatif.remarks import collective_notes, distrust, host_notes, is_like_the_recordings, slowdown_notes
 
 if TYPE_CHECKING:
@@ -99,7 +99,6 @@ def notes_of(found: Reconstruction, grids: Sequence[Grid], points: Sequence[Swee
     places = dict.fromkeys(column.links[0].topology for grid in grids for column in grid.columns())
     crossing = (collective_notes(pipeline, Scenario(topology)) for topology in places)
     notes += dict.fromkeys(note for of_map in crossing for note in of_map)
-    notes += overlap_notes(overlap for grid in grids for overlap in grid.overlaps)
     return (*found.notes, *host_notes(found), *notes)
 
 
@@ -197,7 +196,7 @@ def sweep(
             shown.add(recorded_schedule(observed, None))
             bends = [piece for piece in bends if piece.column.schedule in shown]
         bent = workers.run(seek, bends, [1] * len(bends))
-    errors = {(one.way, one.bandwidth_bytes_per_s): layers_error(layered[one]) for one in layered}
+    errors = {overlap: layers_error(one) for overlap, one in layered.items()}
     done = Sweep(tuple(points), tuple(bent), (), best, layers=layers_of_each(best, errors))
     if isinstance(found, Pipeline):
         return done

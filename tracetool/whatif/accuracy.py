@@ -7,16 +7,16 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from tracetool.model.action import ActionKind
 from tracetool.schedules import SCHEDULES
 from tracetool.whatif.depth import RELEVANT_RATIO
-from tracetool.whatif.layers import NO_ERROR, LayersError, layers_error
+from tracetool.whatif.layers import NO_ERROR, LayersError, LayersGain, layers_error
 from tracetool.whatif.seen_errors import SEEN
 
 if TYPE_CHECKING:
-    from tracetool.model.pipeline import P2PMode, Pipeline
+    from tracetool.model.pipeline import LayerOverlap, P2PMode, Pipeline
     from tracetool.model.scenario import Scenario
     from tracetool.model.schedule import Schedule
     from tracetool.model.topology import Topology
@@ -105,6 +105,41 @@ def change_error_ratio(base: KnownError | None, other: KnownError | None, change
     # Of the longer step: whichever of the two is called the base, a change is within the error or is not.
     error = max(given, base.own_ratio, other.own_ratio) + base.layers.beside(other.layers)
     return error * max(1.0, 1 + change_ratio)
+
+
+class LayersStep(NamedTuple):
+    """A step, and what is known of its error.
+
+    Attributes:
+        step_ns: The step.
+        known_error: How far off such predictions were; None if nothing was like it.
+        layers_error: How far off it may be for its layers; None if that is not known.
+    """
+
+    step_ns: int
+    known_error: KnownError | None
+    layers_error: LayersError | None
+
+
+def layers_gain(overlap: LayerOverlap, plain: LayersStep, other: LayersStep) -> LayersGain:
+    """What layers that overlap make of a step.
+
+    Where nothing is known of the error of such replays, that of the layers alone stands: replays of the same order miss
+    it alike.
+
+    Args:
+        overlap: How they overlap.
+        plain: The step with layers as they are, over the same links.
+        other: The step with layers that overlap.
+    """
+    change = other.step_ns / plain.step_ns - 1
+    error = change_error_ratio(plain.known_error, other.known_error, change)
+    if error is None and plain.layers_error is not None and other.layers_error is not None:
+        error = plain.layers_error.beside(other.layers_error) * max(1.0, 1 + change)
+    return LayersGain(
+        way=overlap.way, tensor_bandwidth_bytes_per_s=overlap.bandwidth_bytes_per_s, step_ns=other.step_ns,
+        plain_ns=plain.step_ns, error_ratio=error, is_bound=overlap.is_bound,
+    )  # fmt: skip
 
 
 def widened(seen_ratio: float) -> float:

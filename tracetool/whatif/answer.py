@@ -15,10 +15,11 @@ from tracetool.replays.evaluation import evaluate, stages_for
 from tracetool.replays.problem import pose
 from tracetool.schedules import REFERENCE, build_schedule, needs_costs, parse_names, tuning_of
 from tracetool.schedules.names import choice_of, named_here, recognise, refuse_chunks, refuse_unheeded, schedule_name
-from tracetool.whatif.accuracy import known_error
-from tracetool.whatif.best import choose, recorded_schedule, recorded_test, rests_on
+from tracetool.whatif.accuracy import LayersStep, known_error, layers_gain
+from tracetool.whatif.best import choose, plan_name, recorded_schedule, recorded_test, rests_on
 from tracetool.whatif.depth import choose_warm_ups
 from tracetool.whatif.job import evaluate_joined, pipeline_notes, refuse_of_one, slowest_found
+from tracetool.whatif.layers import gain_note, layers_error
 from tracetool.whatif.memory_limit import all_fit, find_shortage
 from tracetool.whatif.remarks import (
     ResultRemarks,
@@ -141,6 +142,8 @@ def answer(
     base = _evaluate(pipeline, baseline, how, None)
     progress.advance(1)
     results, refused = _evaluate_each(pipeline, schedules, how, extra_forwards, progress)
+    if pipeline.unchanged is not None:
+        notes.append(_gained(pipeline, base, _evaluate(pipeline.unchanged, baseline, how, None)))
     tuned = [name for name in schedules if tuning_of(name) is not None and extra_forwards is None]
     closer = [result for name in tuned for result in _closer(pipeline, name, how)]
     best = choose([base, *results, *closer], recorded_test(pipeline), baseline).best
@@ -153,6 +156,15 @@ def answer(
         warnings=tuple(distrust(own_error)), taken=found.taken, jitter_seed=jitter_seed,
         closer=tuple(result for result in closer if result is not best), pipelines=sorted_pipelines,
     )  # fmt: skip
+
+
+def _gained(pipeline: Pipeline, base: Result, plain: Result) -> Notice:
+    """What layers that do not run as recorded make of the baseline."""
+    steps = (
+        LayersStep(one.step_ns, one.known_error, layers_error(of))
+        for one, of in ((plain, pipeline.unchanged or pipeline), (base, pipeline))
+    )
+    return gain_note(plan_name(base), layers_gain(pipeline.overlap, *steps))
 
 
 def fidelity_of(found: Reconstruction) -> tuple[Fidelity, float]:

@@ -99,6 +99,27 @@ class LayersGain:
         return self.gain_ratio > 0
 
 
+def gain_text(gain: LayersGain) -> str:
+    """What a way makes of a step, in words."""
+    by, longer = f"{abs(gain.gain_ratio):.1%}", "shorter" if gain.gain_ratio > 0 else "longer"
+    if gain.is_bound:
+        return f"{gain.way} at most {by} {longer} (a bound)" if gain.gain_ratio > 0 else f"{gain.way} {by} {longer}"
+    error = "" if gain.error_ratio is None else f" ±{100 * gain.error_ratio:.1f}%"
+    verdict = {True: "pays", False: "does not pay", None: "open whether it pays"}[gain.pays]
+    return f"{gain.way} {by}{error} {longer} ({verdict})"
+
+
+def gain_note(name: str, gain: LayersGain) -> Notice:
+    """What layers that overlap make of the step of a schedule.
+
+    Args:
+        name: The schedule.
+        gain: What they make of it.
+    """
+    text = f"step of {name} beside that with layers as they are ({format_duration(gain.plain_ns)}): {gain_text(gain)}"
+    return Notice(NoticeCode.LAYERS_GAIN, text)
+
+
 def overlap_notes(overlaps: Iterable[LayerOverlap]) -> list[Notice]:
     """What of the layers stays as it is, and of which ways no error is known; once for each way."""
     told: dict[str, Notice] = {}

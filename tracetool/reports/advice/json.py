@@ -26,11 +26,14 @@ from tracetool.whatif.decision import PERIOD_DAYS
 from tracetool.whatif.depth import RELEVANT_RATIO
 
 if TYPE_CHECKING:
-    from tracetool.advice import Advice, Decided, Gain
+    from collections.abc import Sequence
+
+    from tracetool.advice import Advice, Decided
     from tracetool.advice.cotune import CoTuning
-    from tracetool.advice.plans import Plan
+    from tracetool.advice.plans import Gain, Plan
     from tracetool.reports import RunFacts
     from tracetool.whatif.decision import Decision, Offer
+    from tracetool.whatif.layers import LayersGain
 
 
 class PlanInfo(WithFigures, kw_only=True):
@@ -107,6 +110,18 @@ class BoughtInfo(msgspec.Struct, kw_only=True):
     __annotations__.update(fields_of("fee_per_ms", "steps_per_day"))
 
 
+class LayersGainInfo(WithFigures, kw_only=True):
+    """What layers that overlap make of a plan's step."""
+
+    overlap: Annotated[str, doc("How they overlap: slice:4, p2p, ...")]
+    __annotations__.update(fields_of("step_ns"))
+    plain_ns: Annotated[int, doc("The step with layers as they are.")]
+    gain_ratio: Annotated[float, doc("How much shorter the step is, over plain_ns.")]
+    gain_error_ratio: Annotated[float | None, doc("How far off that may be; null if that is not known.")]
+    is_bound: Annotated[bool, doc("Whether nothing like it was measured: the step is the least that it could take.")]
+    pays: Annotated[bool | None, doc("Whether it is shorter by more than its error; null if that is open.")]
+
+
 class OfferInfo(msgspec.Struct, kw_only=True):
     """Links that can be had, and what to run over them."""
 
@@ -120,6 +135,7 @@ class OfferInfo(msgspec.Struct, kw_only=True):
     __annotations__.update(fields_of("to_today_ratio", "binds"))
     bought: Annotated[BoughtInfo | None, doc("Null for the first offer, and where nothing fits one of both.")]
     __annotations__.update(fields_of("run_days", "run_fee"))
+    layers: Annotated[list[LayersGainInfo], doc("What ways to overlap inside layers make of best; empty if not asked.")]
 
 
 class PaysUntilInfo(msgspec.Struct, kw_only=True):
@@ -183,7 +199,10 @@ def advice_info(decided: Decided, facts: RunFacts, tuning: CoTuning | None = Non
         facts,
         headline=" ".join(sentences(decision)),
         today_ns=decision.today.step_ns,
-        offers=[_offer(decision, offer, one) for offer, one in zip(decision.offers, decided.advice, strict=True)],
+        offers=[
+            _offer(decision, offer, one, decided.layers[number] if decided.layers else ())
+            for number, (offer, one) in enumerate(zip(decision.offers, decided.advice, strict=True))
+        ],
         pays_until=None if decision.pays_until is None else as_struct(PaysUntilInfo, decision.pays_until),
         run=report.run,
         scenario=scenario_info(advice.scenario),
@@ -202,7 +221,7 @@ def advice_info(decided: Decided, facts: RunFacts, tuning: CoTuning | None = Non
     )
 
 
-def _offer(decision: Decision, offer: Offer, advice: Advice) -> OfferInfo:
+def _offer(decision: Decision, offer: Offer, advice: Advice, layers: Sequence[LayersGain]) -> OfferInfo:
     bought = decision.bought(offer)
     return as_struct(
         OfferInfo,
@@ -218,6 +237,9 @@ def _offer(decision: Decision, offer: Offer, advice: Advice) -> OfferInfo:
         else as_struct(BoughtInfo, bought, fee=None if bought.fee is None else as_struct(FeeInfo, bought.fee)),
         run_days=decision.run_days(offer),
         run_fee=decision.run_fee(offer),
+        layers=[
+            as_struct(LayersGainInfo, gain, overlap=gain.way, gain_error_ratio=gain.error_ratio) for gain in layers
+        ],
     )
 
 

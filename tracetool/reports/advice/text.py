@@ -31,15 +31,16 @@ from tracetool.whatif.best import (
     unchecked,
 )
 from tracetool.whatif.depth import RELEVANT_RATIO
+from tracetool.whatif.layers import gain_text
 from tracetool.whatif.memory_limit import PEAK_ERROR_RATIO, is_near_the_limit
 from tracetool.whatif.results import step_change_error
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from tracetool.advice import Advice, Decided, Gain
+    from tracetool.advice import Advice, Decided
     from tracetool.advice.cotune import CoTuning
-    from tracetool.advice.plans import Plan
+    from tracetool.advice.plans import Gain, Plan
     from tracetool.model.scenario import Scenario
     from tracetool.model.timeline import Metrics
     from tracetool.reports import RunFacts
@@ -79,8 +80,8 @@ def render_text(
     lines += [*sentences(decided.decision), "", *_offers_table(decided.decision, width), ""]
     if tuning is not None:
         lines += [*_sizes_table(tuning, advice.scenario, len(tuning.candidates), width), ""]
-    for one in decided.advice:
-        lines += _in_full(one, facts, width)
+    for number, one in enumerate(decided.advice):
+        lines += [*_in_full(one, facts, width), *_layers(decided, number, width)]
     lines += map(Note, (*_notes(decided.advice), *answer.notes))
     if tuning is not None:
         lines += [Note(f"extrapolated: {assumption}") for assumption in tuning.assumptions]
@@ -98,7 +99,7 @@ def _screens(decided: Decided, tuning: CoTuning | None, width: int) -> Iterator[
         for head, most in ((head, most) for head in ([*said[every], *offers], said[every]) for most in sizes):
             yield [*head, *wrapped(_sizes_table(tuning, advice.scenario, most, width), width), ""]
         return
-    near = [part for line in _near(advice) for part in wrap(line, width, _INDENT)]
+    near = [part for line in _near(advice) for part in wrap(line, width, _INDENT)] + _layers(decided, 0, width)
     resources = dict.fromkeys(gain.more.resource for gain in advice.gains) if len(decided.advice) == 1 else ()
     gains = [gain for gain in map(advice.gain_of, resources) if gain is not None and gain.gain_ratio >= RELEVANT_RATIO]
     for count in range(len(gains), 0, -1):
@@ -168,6 +169,15 @@ def _near(advice: Advice) -> list[str]:
         told = f"may be better: {listed(advice, advice.unproven[:_MOST_NAMED])}{more}"
         lines.append(_headline("unproven", f"{told}{f' ({rests})' if rests and best.known_error is None else ''}"))
     return lines
+
+
+def _layers(decided: Decided, offer: int, width: int) -> list[str]:
+    """What layers that overlap make of the plan for an offer; the most gained first."""
+    gains = sorted(decided.layers[offer] if decided.layers else (), key=lambda gain: (gain.is_bound, gain.step_ns))
+    if not gains:
+        return []
+    told = "; ".join(map(gain_text, gains))
+    return wrap(_headline("layers", f"overlap inside layers would make this step: {told}"), width, _INDENT)
 
 
 def _rivals(advice: Advice, best: Plan) -> list[str]:

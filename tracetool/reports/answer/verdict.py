@@ -64,9 +64,9 @@ class Verdict:
 
 
 _FIRST = (
-    NoticeCode.FIDELITY, NoticeCode.HBM_UNCHECKED, NoticeCode.HOST_BOUND, NoticeCode.COLLECTIVES_KEPT,
-    NoticeCode.LINKS_SHARED, NoticeCode.RANKS_COPIED, NoticeCode.PIPELINES_JOINED, NoticeCode.PIPELINES_ALIKE,
-    NoticeCode.NAME_MEANT,
+    NoticeCode.FIDELITY, NoticeCode.LAYERS_GAIN, NoticeCode.HBM_UNCHECKED, NoticeCode.HOST_BOUND,
+    NoticeCode.COLLECTIVES_KEPT, NoticeCode.LINKS_SHARED, NoticeCode.RANKS_COPIED, NoticeCode.PIPELINES_JOINED,
+    NoticeCode.PIPELINES_ALIKE, NoticeCode.NAME_MEANT,
 )  # fmt: skip
 _MOST_NOTES = 2
 

@@ -49,8 +49,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
-    from tracetool.advice import Advice, Decided, Gain
-    from tracetool.advice.plans import Plan
+    from tracetool.advice import Advice, Decided
+    from tracetool.advice.plans import Gain, Plan
     from tracetool.reports.html.sections import IdlesOf
     from tracetool.reports.picture import PictureFormat
     from tracetool.sweeps import Grid, Sweep

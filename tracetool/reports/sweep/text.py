@@ -8,12 +8,8 @@ from typing import TYPE_CHECKING, NamedTuple, TypeVar
 from tracetool.errors import Option
 from tracetool.reports.answer.text import Cells, Note, first_fitting, fitted_table, table_width, wrapped
 from tracetool.reports.answer.verdict import first_notes
-<<<<<<< HEAD
 from tracetool.reports.sweep import best_sentences, map_of, trouble_counted, trouble_lines
-=======
-from tracetool.reports.sweep import best_sentences, map_of, trouble_lines
 from tracetool.reports.sweep.layers import layers_sentences, layers_table
->>>>>>> 97bc681 (Sweeps run layers in other ways and over other links, and say where each begins to pay)
 from tracetool.units import format_count
 from tracetool.whatif.accuracy import change_error_ratio, format_error
 from tracetool.whatif.best import UNPROVEN_MARK, error_text
@@ -43,23 +39,14 @@ class _Axis(NamedTuple):
 
 
 _AXES = (
-<<<<<<< HEAD
     _Axis("scenario", "scenarios", "scenario"),
     _Axis("dcs", "DCs by pipeline rank", "DCs"),
     _Axis("microbatches", "microbatches", "m"),
     _Axis("hbm_bytes", "HBM limit per rank", "HBM", "GiB"),
+    _Axis("overlap", "layers overlap by", "layers"),
+    _Axis("tensor_bandwidth_bytes_per_s", "bandwidth between ranks of a group", "inside", "GB/s"),
     _Axis("latency_ns", "latency, one way", "latency", "ms"),
     _Axis("bandwidth_bytes_per_s", "bandwidth of links", "link", "Gbit/s"),
-=======
-    _Axis("scenario", "scenario"),
-    _Axis("dcs", "DCs"),
-    _Axis("microbatches", "m"),
-    _Axis("hbm_bytes", "HBM", "GiB"),
-    _Axis("overlap", "layers"),
-    _Axis("tensor_bandwidth_bytes_per_s", "inside", "GB/s"),
-    _Axis("latency_ns", "latency", "ms"),
-    _Axis("bandwidth_bytes_per_s", "link", "Gbit/s"),
->>>>>>> 97bc681 (Sweeps run layers in other ways and over other links, and say where each begins to pay)
 )
 
 
@@ -77,26 +64,15 @@ def render_text(
         kept: What has all points.
         after: What to run next, where that is known.
     """
-<<<<<<< HEAD
     if verbose:
-        lines = [*wrapped(best_sentences(found), table_width()), "", facts.name, *_summary(found), ""]
-        lines += [*_best(found, _ROWS, kept), *_knees(found, verbose=True)]
+        told = [*layers_sentences(found), *best_sentences(found)]
+        lines = [*wrapped(told, table_width()), "", facts.name, *_summary(found), ""]
+        lines += [*_best(found, _ROWS, kept), *_knees(found, verbose=True), *layers_table(found)]
         lines += [*(_pareto(found, price, _ROWS, kept) if price else []), *wrapped(trouble_lines(found))]
         notes = wrapped([*map(Note, found.notes)])
     else:
         lines = first_fitting(_screens(found, price, kept), None, after)
         notes = first_notes(found.notes, None, lines, after)
-=======
-    told = [*layers_sentences(found), *best_sentences(found, brief=not verbose)]
-    asked = [facts.name, *_summary(found)] if verbose else _summary(found)[:1]
-    lines = [*wrapped(told, table_width()), "", *asked, "", *_best(found, _ROWS if verbose else _SCREEN_ROWS, kept)]
-    front = _pareto(found, price, kept) if price else []
-    parts = [_knees(found, verbose=verbose), layers_table(found), front, wrapped(trouble_lines(found))]
-    if not verbose and not front and lines_left([*lines, *chain(*parts)]) < 1:
-        parts[0] = []  # the first sentence says where more bandwidth stops paying
-    lines += chain(*parts)
-    notes = wrapped([*map(Note, found.notes)]) if verbose else first_notes(found.notes, None, lines)
->>>>>>> 97bc681 (Sweeps run layers in other ways and over other links, and say where each begins to pay)
     return ("\n".join([*lines, *notes]).rstrip() + "\n").encode()
 
 
@@ -105,8 +81,8 @@ def _screens(found: Sweep, price: Price | None, kept: str) -> Iterator[list[str]
 
     The sentences say where more bandwidth stops paying, so that table goes first.
     """
-    every = best_sentences(found)
-    told = [*wrapped(every, table_width()), ""]
+    layers, every = layers_sentences(found), best_sentences(found)
+    told = [*wrapped([*layers, *every], table_width()), ""]
     points = [_summary(found)[0], ""]
     trouble, counted = wrapped(trouble_lines(found)), wrapped(trouble_counted(found))
     priced = price if any(point.is_pareto for point in found.points) else None
@@ -115,12 +91,14 @@ def _screens(found: Sweep, price: Price | None, kept: str) -> Iterator[list[str]
         return _best(found, most, kept) if priced is None else _pareto(found, priced, most, kept)
 
     if priced is None:
-        yield [*told, *points, *rows(_SCREEN_ROWS), *_knees(found, verbose=False), *trouble]
+        yield [*told, *points, *rows(_SCREEN_ROWS), *_knees(found, verbose=False), *layers_table(found), *trouble]
+    if layers:
+        yield from ([*told, *points, *rows(most), *layers_table(found), *counted] for most in (_SCREEN_ROWS, 2, 1))
     for most in range(_SCREEN_ROWS, 0, -1):
         table = rows(most)
         yield from ([*told, *points, *table, *trouble], [*told, *points, *table, *counted], [*told, *table, *counted])
     for most in range(len(every), 0, -1):
-        yield [*wrapped(best_sentences(found, most), table_width()), "", *rows(1), *counted]
+        yield [*wrapped([*layers, *best_sentences(found, most)], table_width()), "", *rows(1), *counted]
 
 
 def _summary(found: Sweep) -> list[str]:
@@ -146,19 +124,6 @@ def _summary(found: Sweep) -> list[str]:
 
 
 _LISTED = 4
-<<<<<<< HEAD
-=======
-_WORDS = {
-    "scenario": "scenarios",
-    "dcs": "DCs by pipeline rank",
-    "microbatches": "microbatches",
-    "hbm_bytes": "HBM limit per rank",
-    "overlap": "layers overlap by",
-    "tensor_bandwidth_bytes_per_s": "bandwidth between ranks of a group",
-    "latency_ns": "latency, one way",
-    "bandwidth_bytes_per_s": "bandwidth of links",
-}
->>>>>>> 97bc681 (Sweeps run layers in other ways and over other links, and say where each begins to pay)
 
 
 def _state(point: SweepPoint) -> str:
@@ -181,14 +146,10 @@ def _value(name: str, value: object) -> str:
     return str(value)
 
 
-<<<<<<< HEAD
-_FACTORS = {"hbm_bytes": 1 / 2**30, "latency_ns": 1e-6, "at_latency_ns": 1e-6, "bandwidth_bytes_per_s": 8e-9}
-=======
 _FACTORS = {
     "hbm_bytes": 1 / 2**30, "latency_ns": 1e-6, "at_latency_ns": 1e-6, "bandwidth_bytes_per_s": 8e-9,
     "tensor_bandwidth_bytes_per_s": 1e-9,
 }  # fmt: skip
->>>>>>> 97bc681 (Sweeps run layers in other ways and over other links, and say where each begins to pay)
 _FIGURES = ("latency_ns", "bandwidth_bytes_per_s")
 
 
@@ -340,14 +301,10 @@ def _knees(found: Sweep, *, verbose: bool) -> list[str]:
     """Of each schedule; rows that differ in the memory limit alone are one."""
     if not found.knees:
         return []
-<<<<<<< HEAD
-    axes = [*_varying(found.knees, _AXES[:4]), _Axis("at_latency_ns", "latency", "at", "ms")]
-=======
     axes = [
         *_varying(found.knees, [axis for axis in _AXES if axis.name not in _FIGURES]),
-        _Axis("at_latency_ns", "at", "ms"),
+        _Axis("at_latency_ns", "latency", "at", "ms"),
     ]
->>>>>>> 97bc681 (Sweeps run layers in other ways and over other links, and say where each begins to pay)
     names_of = _RowNames(found.knees, axes)
     rows: dict[tuple[object, ...], tuple[Knee, bool]] = {}
     for knee in found.knees:
