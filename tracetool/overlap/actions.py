@@ -41,7 +41,7 @@ kernels AS (
     FROM kernel_actions a JOIN chosen USING (rank, stage, kind, microbatch)
     JOIN events e ON e.rank = a.rank AND e.event = a.event AND e.category = 'kernel'
 ),
-around AS (
+around AS MATERIALIZED (
     SELECT
         *,
         last_value(CASE WHEN NOT communicates THEN external_id END IGNORE NULLS) OVER (
@@ -54,11 +54,16 @@ around AS (
         ) AS behind_id
     FROM kernels
 ),
-products AS (
-    SELECT rank, external_id, json_extract_string(args, '$."Input Dims"') AS dims
-    FROM events WHERE category = 'op' AND name IN ('aten::mm', 'aten::addmm')
+products AS MATERIALIZED (
+    SELECT o.rank, o.external_id, json_extract_string(o.args, '$."Input Dims"') AS dims
+    FROM events o
+    JOIN (
+        SELECT rank, before_id AS external_id FROM around WHERE communicates
+        UNION SELECT rank, behind_id FROM around WHERE communicates
+    ) USING (rank, external_id)
+    WHERE o.category = 'op' AND o.name IN ('aten::mm', 'aten::addmm')
 )
-SELECT a.stage, a.kind, c.operation, len(c.group_ranks), c.payload_bytes, b.dims, f.dims, count(*)
+SELECT a.stage, a.kind, c.operation, c.group_ranks, c.payload_bytes, b.dims, f.dims, count(*)
 FROM around a
 JOIN comms c ON c.rank = a.rank AND c.start_ns = a.start_ns AND c.stream = a.stream
 LEFT JOIN products b ON b.rank = a.rank AND b.external_id = a.before_id
@@ -128,8 +133,11 @@ class ActionLayers:
             there = there.over(bandwidth_bytes_per_s / 1e9)
         changes = []
         is_measured, untouched = True, self.left
+        # Layers are alike: few pairs stand in many stages.
+        every = {pair for of_action in self.pairs.values() for pair in of_action}
+        changed = {pair: _changed(pair, way, self.machine, there) for pair in every}
         for (stage, kind), of_action in self.pairs.items():
-            parts = [(_changed(pair, way, self.machine, there), count) for pair, count in of_action.items()]
+            parts = [(changed[pair], count) for pair, count in of_action.items()]
             is_measured = is_measured and all(part.is_measured for part, _ in parts)
             untouched += sum(count for pair, count in of_action.items() if _is_left(pair, way))
             sums = (sum(part.figures[at] * count for part, count in parts) for at in range(3))
@@ -143,14 +151,14 @@ def read_layers(run: Run) -> ActionLayers:
     Raises:
         ReconstructError: If no action holds a collective with a matrix product beside it.
     """
-    pairs, left = _pairs(run)
+    pairs, left, groups = _pairs(run)
     if not pairs:
         raise ReconstructError(
             "no action holds a collective beside a matrix product of its bytes.",
             hint="record with record_shapes=True and name the traces, not a Run; CUDA graphs and compiled kernels hide "
             "them",
         )
-    return ActionLayers(pairs, left, _machine(run, {pair.ranks for of_action in pairs.values() for pair in of_action}))
+    return ActionLayers(pairs, left, _machine(run, groups))
 
 
 class LayerOverlaps(NamedTuple):
@@ -225,17 +233,32 @@ def with_overlap(found: Reconstruction, run: Run, way: str) -> Reconstruction:
     return replace(found, pipeline=with_layers(found.pipeline, overlap), notes=(*found.notes, overlap_note(overlap)))
 
 
-def _pairs(run: Run) -> tuple[dict[tuple[int, ActionKind], Counter[_Pair]], int]:
-    """Of one action of each stage and kind, what stands beside each other; and how many collectives stand alone."""
+class _Found(NamedTuple):
+    """What stands beside each other in actions.
+
+    Attributes:
+        pairs: Of one action of each stage and kind.
+        left: How many collectives stand alone.
+        groups: A group of ranks for each pair: what holds of one holds of all that run it.
+    """
+
+    pairs: dict[tuple[int, ActionKind], Counter[_Pair]]
+    left: int
+    groups: dict[_Pair, tuple[int, ...]]
+
+
+def _pairs(run: Run) -> _Found:
     pairs: dict[tuple[int, ActionKind], Counter[_Pair]] = defaultdict(Counter)
+    groups: dict[_Pair, tuple[int, ...]] = {}
     left = 0
-    for stage, kind, operation, size, payload, fed, eaten, count in run.rows(_IN_ACTIONS):
-        pair = _pair(operation, size, payload, fed, eaten)
+    for stage, kind, operation, group, payload, fed, eaten, count in run.rows(_IN_ACTIONS):
+        pair = _pair(operation, len(group), payload, fed, eaten)
         if pair is None:
             left += count
         else:
             pairs[stage, ActionKind(kind)][pair] += count
-    return pairs, left
+            groups[pair] = min(groups.get(pair, tuple(group)), tuple(group))
+    return _Found(pairs, left, groups)
 
 
 def _pair(operation: str, size: int, payload: int | None, fed: str | None, eaten: str | None) -> _Pair | None:
@@ -249,9 +272,10 @@ def _pair(operation: str, size: int, payload: int | None, fed: str | None, eaten
     return _Pair(_SIDES[kind], LayerShape(shape.rows, width, other), size)
 
 
-def _machine(run: Run, sizes: set[int]) -> Machine:
-    """The machine from the Run alone, by collectives of groups of the size that the pairs are of."""
-    recording = read_recording(run)
+def _machine(run: Run, groups: Mapping[_Pair, tuple[int, ...]]) -> Machine:
+    """The machine from these groups alone, by collectives of groups of their sizes."""
+    recording = read_recording(run, sorted({rank for group in groups.values() for rank in group}))
+    sizes = {pair.ranks for pair in groups}
     collectives = tuple(one for one in recording.collectives if one.ranks in sizes)
     return calibrate([replace(recording, collectives=collectives)], with_exchanges=True)
 

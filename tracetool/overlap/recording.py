@@ -6,7 +6,7 @@ import json
 from collections import defaultdict
 from dataclasses import dataclass
 from statistics import median
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from tracetool.errors import DuplicateRank, ReconstructError
 from tracetool.ingestion import cached_run, discover
@@ -30,6 +30,7 @@ WITH timed AS (
         count(*) OVER (PARTITION BY k.rank, k.name, dims) AS all_of_it
     FROM events k JOIN events o ON o.rank = k.rank AND o.external_id = k.external_id
     WHERE k.category = 'kernel' AND o.category = 'op' AND o.name IN ('aten::mm', 'aten::addmm')
+        AND {ranks}
 ),
 by_rank AS (
     SELECT rank, name, dims, is_kept, median(duration_ns) AS duration_ns
@@ -41,7 +42,7 @@ _COLLECTIVES = """
 SELECT c.operation, c.rank, c.end_ns - c.start_ns, c.payload_bytes, len(c.group_ranks), k.blocks
 FROM comms c LEFT JOIN events k
     ON k.rank = c.rank AND k.category = 'kernel' AND k.start_ns = c.start_ns AND k.stream = c.stream
-WHERE c.start_ns IS NOT NULL
+WHERE c.start_ns IS NOT NULL AND {ranks}
 ORDER BY c.rank, c.position
 """
 _BESIDE = """
@@ -51,7 +52,9 @@ WHERE regexp_matches(lower(k.name), 'nvjet|gemm|cutlass|xmma|cublas|cijk|mat_?mu
 """
 _CALLS = """
 SELECT rank, duration_ns FROM events
-WHERE category = 'op' AND regexp_matches(name, '^c10d::.*(allgather|reduce_scatter|allreduce)') ORDER BY rank, start_ns
+WHERE {ranks} AND category = 'op' AND starts_with(name, 'c10d::')
+    AND regexp_matches(name, 'allgather|reduce_scatter|allreduce')
+ORDER BY rank, start_ns
 """
 _GATHERS = ("_allgather_base", "all_gather", "allgather", "all_gather_into_tensor")
 _SCATTERS = ("_reduce_scatter_base", "reduce_scatter", "reduce_scatter_tensor")
@@ -159,28 +162,37 @@ def _apart(path: Path) -> Iterator[Path]:
     yield path
 
 
-def read_recording(run: Run) -> LayerRecording:
+def read_recording(run: Run, ranks: Sequence[int] | None = None) -> LayerRecording:
     """What one Run holds.
+
+    Args:
+        run: The Run.
+        ranks: Those to look at, whole groups; all if none are named.
 
     Raises:
         ReconstructError: If it was read without the shapes of products.
     """
     connection = run.connection
     ((device, sms),) = connection.execute("SELECT any_value(device_name), any_value(sm_count) FROM ranks").fetchall()
-    rows = connection.execute(_PRODUCTS).fetchall()
+
+    def asked(query: str, of: str) -> list[Any]:
+        among = "true" if ranks is None else f"{of} IN ({', '.join(map(str, ranks))})"
+        return connection.execute(query.replace("{ranks}", among)).fetchall()
+
+    rows = asked(_PRODUCTS, "o.rank")
     if rows and not any(kept for _, _, kept, _ in rows):
         raise ReconstructError(
             f"{run.name} does not keep the shapes of products.",
             hint="name the traces instead of the Run",
         )
-    collectives = connection.execute(_COLLECTIVES).fetchall()
+    collectives = asked(_COLLECTIVES, "c.rank")
     return LayerRecording(
         name=run.name,
         device=device or "",
         sms=sms,
         products=tuple(_products(rows)),
         collectives=tuple(_collectives(collectives)),
-        call_ns=max(_by_rank(connection.execute(_CALLS).fetchall()), default=None),
+        call_ns=max(_by_rank(asked(_CALLS, "rank")), default=None),
         has_exchanges=any(kind in {"send", "recv"} for kind, *_ in collectives)
         or bool(connection.execute(_BESIDE).fetchall()),
     )
