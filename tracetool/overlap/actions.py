@@ -13,6 +13,7 @@ from tracetool.model.notice import Notice, NoticeCode
 from tracetool.model.pipeline import NO_OVERLAP, ActionChange, LayerOverlap
 from tracetool.overlap.answer import ASYNC_TP, IN_A_ROW, variant_of
 from tracetool.overlap.calibration import calibrate
+from tracetool.overlap.hidden import hidden_work
 from tracetool.overlap.machine import REDUCE_HOPS
 from tracetool.overlap.prediction import call_time, seen_error
 from tracetool.overlap.recording import collective_kind, product_shape, read_recording
@@ -153,10 +154,12 @@ def read_layers(run: Run) -> ActionLayers:
     """
     pairs, left, groups = _pairs(run)
     if not pairs:
+        hidden = str(hidden_work(run, of_actions=True))
         raise ReconstructError(
-            "no action holds a collective beside a matrix product of its bytes.",
-            hint="record with record_shapes=True and name the traces, not a Run; CUDA graphs and compiled kernels hide "
-            "them",
+            f"no action holds a collective beside a matrix product of its bytes{hidden and f' ({hidden})'}.",
+            hint="record some steps without CUDA graphs, compiled or fused kernels, with record_shapes=True"
+            if hidden
+            else "record with record_shapes=True and name the traces, not a Run",
         )
     return ActionLayers(pairs, left, _machine(run, groups))
 
@@ -192,6 +195,7 @@ def layer_overlaps(run: Run, ways: Sequence[str], bandwidths_bytes_per_s: Sequen
     if len(ways) > 1 and run_so == [NO_OVERLAP]:
         raise _none_of(refused)
     notes = [Notice(NoticeCode.OVERLAP_CHANGED, f"{way} left out: {why_not}") for way, why_not in refused.items()]
+    notes += _hidden_notes(run)
     fastest = layers.recorded_bytes_per_s
     beyond = [bandwidth for bandwidth in bandwidths_bytes_per_s if bandwidth > fastest]
     if beyond:
@@ -202,6 +206,12 @@ def layer_overlaps(run: Run, ways: Sequence[str], bandwidths_bytes_per_s: Sequen
         notes.append(Notice(NoticeCode.OVERLAP_CHANGED, text))
     overlaps = [layers.overlap(way, over) for over in bandwidths_bytes_per_s or (None,) for way in run_so]
     return LayerOverlaps(tuple(overlaps), (*notes, *overlap_notes(overlaps)))
+
+
+def _hidden_notes(run: Run) -> list[Notice]:
+    """Work inside actions whose products cannot be told: it is left as it was."""
+    hidden = str(hidden_work(run, of_actions=True))
+    return [Notice(NoticeCode.OVERLAP_CHANGED, f"left as it was inside actions: {hidden}")] if hidden else []
 
 
 def _none_of(refused: Mapping[str, str]) -> ReconstructError:
@@ -230,7 +240,11 @@ def with_overlap(found: Reconstruction, run: Run, way: str) -> Reconstruction:
     if why_not is not None:
         raise _none_of({way: why_not})
     overlap = layers.overlap(way)
-    return replace(found, pipeline=with_layers(found.pipeline, overlap), notes=(*found.notes, overlap_note(overlap)))
+    return replace(
+        found,
+        pipeline=with_layers(found.pipeline, overlap),
+        notes=(*found.notes, overlap_note(overlap), *_hidden_notes(run)),
+    )
 
 
 class _Found(NamedTuple):

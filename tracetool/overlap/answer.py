@@ -223,9 +223,10 @@ def answer_for(
     machine = calibrate(recordings)
     found = dict.fromkeys(side for each in recordings if not each.has_exchanges for side in _sides_of(each))
     if not found:
+        hidden = "; ".join(dict.fromkeys(each.hidden for each in recordings if each.hidden))
         raise ReconstructError(
-            "no matrix product stands beside a collective of its bytes.",
-            hint="CUDA graphs and compiled kernels hide them; so do recordings without shapes",
+            f"no matrix product stands beside a collective of its bytes{hidden and f' ({hidden})'}.",
+            hint="record layers without CUDA graphs, compiled or fused kernels, with record_shapes=True",
         )
     device, progress = recordings[0].device, progress or unasked()
     progress.start(len(found) * (1 + len(bandwidths)))
@@ -251,13 +252,18 @@ def answer_for(
         )
         for shape, side in found
     )
-    left = tuple(
-        LeftOut(each.name, _OVERLAPS if each.has_exchanges else _HOLDS_NONE)
-        for each in recordings
-        if each.has_exchanges or not (each.collectives or each.products)
-    )
+    left = tuple(LeftOut(each.name, why) for each in recordings if (why := _why_left(each)) is not None)
     untried = (*(LeftOut(way, _NO_ENGINES) for way in ways if way not in here), *(LeftOut(*each) for each in refused))
     return OverlapAnswer(device, machine, sides, left, untried)
+
+
+def _why_left(recording: LayerRecording) -> str | None:
+    """Why a recording tells nothing, or what of it tells nothing; None if all of it was used."""
+    if recording.has_exchanges:
+        return _OVERLAPS
+    if not (recording.collectives or recording.products):
+        return recording.hidden or _HOLDS_NONE
+    return f"what tells no product was left alone: {recording.hidden}" if recording.hidden else None
 
 
 def _sides_of(recording: LayerRecording) -> list[tuple[LayerShape, str]]:

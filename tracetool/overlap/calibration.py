@@ -47,8 +47,9 @@ def calibrate(recordings: Sequence[LayerRecording], *, with_exchanges: bool = Fa
     calls = [each.call_ns for each in used if each.call_ns is not None]
     sms = {each.sms for each in used if each.sms is not None}
     if not products or not collectives or not calls:
+        hidden = "; ".join(dict.fromkeys(each.hidden for each in recordings if each.hidden))
         raise ReconstructError(
-            "no layer with a collective and a matrix product was recorded.",
+            f"no layer with a collective and a matrix product was recorded{hidden and f' ({hidden})'}.",
             hint="record calls of an all-gather and its product, and of a product and its reduce-scatter, with shapes "
             "(record_shapes=True)",
         )

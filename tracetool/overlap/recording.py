@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from tracetool.errors import DuplicateRank, ReconstructError
 from tracetool.ingestion import cached_run, discover
 from tracetool.model.notice import unasked
+from tracetool.overlap.hidden import hidden_work
 from tracetool.overlap.products import ProductShape, Tile, tile_of
 from tracetool.store.run import Run, is_run
 
@@ -118,6 +119,7 @@ class LayerRecording:
         call_ns: What the slowest rank's host spent on a collective's call, with the profiler; None if it made none.
         has_exchanges: Whether it holds sends and receives, or products beside collectives: then it is no layer as it is
             without overlap.
+        hidden: Kernels that tell no product by themselves, in words; empty without any.
     """
 
     name: str
@@ -127,6 +129,7 @@ class LayerRecording:
     collectives: tuple[RecordedCollective, ...]
     call_ns: float | None
     has_exchanges: bool
+    hidden: str = ""
 
 
 def read_recordings(paths: Sequence[Path], progress: Progress | None = None) -> list[LayerRecording]:
@@ -195,6 +198,7 @@ def read_recording(run: Run, ranks: Sequence[int] | None = None) -> LayerRecordi
         call_ns=max(_by_rank(asked(_CALLS, "rank")), default=None),
         has_exchanges=any(kind in {"send", "recv"} for kind, *_ in collectives)
         or bool(connection.execute(_BESIDE).fetchall()),
+        hidden="" if ranks is not None else str(hidden_work(run, of_actions=False)),
     )
 
 
