@@ -4,11 +4,28 @@ from __future__ import annotations
 
 import shlex
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
-from tracetool.cli.output import JSON, QUIET, VERBOSE, ProgressBar, next_step, path_or_url, print_result
+from tracetool.cli.output import (
+    FORCE,
+    JSON,
+    QUIET,
+    VERBOSE,
+    ProgressBar,
+    check_target,
+    next_step,
+    path_or_url,
+    print_result,
+    say_written,
+    write_file,
+)
 from tracetool.cli.question import command_line
+from tracetool.errors import ScenarioError
+
+if TYPE_CHECKING:
+    from tracetool.reports.picture import PictureFormat
 
 
 @click.command()
@@ -30,6 +47,14 @@ from tracetool.cli.question import command_line
     metavar="BANDWIDTHS",
     help="Also over other links between the ranks, each way, as in 25GB/s,50GB/s,100GB/s: where does it begin to pay?",
 )
+@click.option(
+    "-o",
+    "--output",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="Also draw the streams of the first layer in every way: .png, .svg or .pdf.",
+)
+@FORCE
 @VERBOSE
 @JSON
 @QUIET
@@ -38,7 +63,9 @@ def overlap(
     ways: str | None,
     measured: Path | None,
     bandwidth: str | None,
+    output: Path | None,
     *,
+    force: bool,
     verbose: bool,
     as_json: bool,
     quiet: bool,
@@ -54,6 +81,7 @@ def overlap(
       tracetool overlap layer_traces --overlap slice:2,p2p --json
       tracetool overlap layer_traces --bandwidth 25GB/s,50GB/s,100GB/s
       tracetool overlap layer_traces --measured measured.json --json
+      tracetool overlap layer_traces --overlap slice:4,p2p -o layer.png
     """
     from tracetool.overlap.answer import WAYS, answer_for, parse_ways
     from tracetool.overlap.measured import read_measured
@@ -65,6 +93,7 @@ def overlap(
     from tracetool.units import parse_bandwidth_bytes_per_s
     from tracetool.version import __version__
 
+    drawn = None if output is None else _form(output, measured, force=force)
     bandwidths = [parse_bandwidth_bytes_per_s(each) for each in bandwidth.split(",")] if bandwidth else []
     tried = WAYS if ways is None else parse_ways(ways)
     facts, names = CallFacts(__version__, command_line()), [str(path) for path in traces]
@@ -83,6 +112,11 @@ def overlap(
     else:
         with ProgressBar(quiet=quiet, doing="simulating", of="layers") as progress:
             answer = answer_for(recordings, tried, bandwidths=bandwidths, progress=progress)
+        if output is not None and drawn is not None:
+            from tracetool.reports.checks.layer_picture import render_layer
+
+            write_file(output, render_layer(answer, drawn), force=force)
+            say_written(output)
         printed = (
             report.render_answer_json(answer, names, facts)
             if as_json
@@ -91,3 +125,23 @@ def overlap(
     print_result(printed.decode())
     if not as_json:
         next_step(f"tracetool overlap {shlex.join(names)} --json", quiet=quiet)
+
+
+def _form(output: Path, measured: Path | None, *, force: bool) -> PictureFormat:
+    """The form of the picture, by its suffix.
+
+    Raises:
+        ScenarioError: If it has none, or measured ways are compared, of which there is none.
+        StoreError: If it cannot be written there.
+    """
+    from tracetool.reports.picture import PICTURE_SUFFIXES
+
+    check_target(output, force=force)
+    if measured is not None:
+        raise ScenarioError("--measured compares figures, of which there is no picture.", hint="leave out -o")
+    if output.suffix.lower() not in PICTURE_SUFFIXES:
+        raise ScenarioError(
+            f"a layer is not drawn to {output.suffix or 'files without suffix'}: {output}.",
+            hint="use .png, .svg or .pdf",
+        )
+    return PICTURE_SUFFIXES[output.suffix.lower()]
