@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import click
 
+from tracetool.cli.layers import WAYS_HELP, ways_of, with_ways
 from tracetool.cli.output import (
     JSON,
     PATH_OR_URL,
@@ -19,21 +19,17 @@ from tracetool.cli.output import (
     free_name,
     next_step,
 )
-from tracetool.cli.question import OFFERS, RUN_STEPS, WAYS_HELP, Words, ask, question_options
+from tracetool.cli.question import OFFERS, RUN_STEPS, Words, ask, question_options
 from tracetool.cli.topology import refuse_offers
 from tracetool.errors import ScenarioError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
     from pathlib import Path
     from typing import Unpack
 
     from tracetool.advice.cotune import OtherSizes
     from tracetool.advice.plans import Plan
-    from tracetool.cli.question import Question
     from tracetool.costs.rescaled import MicrobatchSize
-    from tracetool.model.pipeline import LayerOverlap
-    from tracetool.reconstruction import Reconstruction
 
 
 @click.command()
@@ -123,9 +119,9 @@ def advise(
     sizes = _sizes(mbs, seq, co_tune=co_tune, others=(hidden, also, also_mbs, also_seq))
     refuse_offers(words["network"], offers)
     words["link"], fees = without_fees(words["link"])
-    run_so = _ways(overlap)
+    run_so = ways_of(overlap)
     question = ask(paths, words, quiet=quiet, shapes=bool(run_so))
-    found, overlaps = _overlapping(question, run_so)
+    found, overlaps = with_ways(question, run_so)
     other = None
     if sizes is not None and also is not None:
         other = _other_sizes(also, MicrobatchSize(also_mbs or sizes.sequences, also_seq or sizes.length), quiet=quiet)
@@ -154,25 +150,6 @@ def advise(
     after = _replay_of(advice.best or lacks_least)
     click.echo(render_text(decided, facts, tuning, verbose=verbose, after=after).decode(), nl=False)
     next_step(after, quiet=quiet)
-
-
-def _ways(text: str | None) -> tuple[str, ...]:
-    """Ways to overlap inside layers that were named; none of them if not asked for."""
-    if text is None:
-        return ()
-    from tracetool.overlap.answer import parse_ways
-
-    return parse_ways(text)
-
-
-def _overlapping(question: Question, ways: Sequence[str]) -> tuple[Reconstruction, tuple[LayerOverlap, ...]]:
-    """What was reconstructed, with notes on ways to run its layers, and what these change."""
-    if not ways:
-        return question.found, ()
-    from tracetool.overlap.actions import layer_overlaps
-
-    overlaps, notes = layer_overlaps(question.run, ways)
-    return replace(question.found, notes=(*question.found.notes, *notes)), overlaps
 
 
 def _sizes(mbs: int | None, seq: int | None, *, co_tune: bool, others: tuple[object, ...]) -> MicrobatchSize | None:

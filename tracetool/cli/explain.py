@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from tracetool.cli.layers import WAYS_HELP, one_way, overlapping
 from tracetool.cli.output import (
     JSON,
     PATHS,
@@ -36,6 +37,11 @@ if TYPE_CHECKING:
 @EXTRA_FORWARDS
 @CHUNKS
 @TIME_LIMIT
+@click.option(
+    "--overlap",
+    metavar="WAY",
+    help=f"Explain the step with layers that overlap, and what is in the way of that: {WAYS_HELP}.",
+)
 @VERBOSE
 @JSON
 @QUIET
@@ -45,6 +51,7 @@ def explain(
     extra_forwards: str | None,
     chunks: int | None,
     time_limit: str | None,
+    overlap: str | None,
     *,
     verbose: bool,
     as_json: bool,
@@ -79,10 +86,11 @@ def explain(
                 hint=f"one at a time, as in --schedule {several[0]}; 'tracetool replay' puts several side by side",
             )
         (schedule,) = check_schedules(parse_names(schedule))
-    question = ask(paths, words, quiet=quiet)
+    way = one_way(overlap)
+    question = ask(paths, words, quiet=quiet, shapes=way is not None)
     with ProgressBar(quiet=quiet, doing="replaying", of="replays") as progress:
         explained = why(
-            question.found,
+            overlapping(question, way, explained=True),
             schedule,
             question.scenario,
             extra_forwards=parse_counts(extra_forwards) if extra_forwards else None,

@@ -136,7 +136,6 @@ RUN_STEPS = click.option(
 EXTRA_FORWARDS = click.option(
     "--extra-forwards", metavar="N,N,...", help="geopipe: warm-up forwards per rank; default: chosen for you."
 )
-WAYS_HELP = "slice:N, p2p, p2p:N, async-tp or fused ('tracetool help overlap')"
 CHUNKS = click.option(
     "--chunks",
     type=click.IntRange(2, 64),

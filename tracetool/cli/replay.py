@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from tracetool.cli.layers import WAYS_HELP, one_way, overlapping
 from tracetool.cli.output import (
     FORCE,
     JSON,
@@ -37,7 +38,6 @@ from tracetool.cli.question import (
     CHUNKS,
     EXTRA_FORWARDS,
     TIME_LIMIT,
-    WAYS_HELP,
     Words,
     ask,
     command_line,
@@ -51,7 +51,6 @@ if TYPE_CHECKING:
     from typing import Unpack
 
     from tracetool.cli.question import Question
-    from tracetool.reconstruction import Reconstruction
     from tracetool.reconstruction.job import SortedPipelines, WholeJob
     from tracetool.whatif.results import Answer
 
@@ -170,24 +169,6 @@ def _refuse_others() -> None:
         )
 
 
-def _one_way(text: str, *, each_step: bool) -> str:
-    """The way to overlap that was named.
-
-    Raises:
-        BadQuery: If it is none, or several.
-        ScenarioError: If every step was asked for, which are replayed as they were.
-    """
-    from tracetool.model.pipeline import NO_OVERLAP
-    from tracetool.overlap.answer import parse_ways
-
-    ways = [way for way in parse_ways(text) if way != NO_OVERLAP] or [NO_OVERLAP]
-    if len(ways) > 1:
-        raise ScenarioError("--overlap takes one way.", hint="run replay once for each")
-    if each_step:
-        raise ScenarioError("--each-step replays steps as they were.", hint="leave out --overlap or --each-step")
-    return ways[0]
-
-
 _OF_ONE = ("pipeline", "each_step", "jitter", "overlap", "copy_missing_ranks", "network", "pipelines_on_link")
 """Options that are about one pipeline."""
 
@@ -226,15 +207,6 @@ def _pipelines(question: Question, *, asked: bool) -> WholeJob | SortedPipelines
         if asked:
             raise
         return None
-
-
-def _overlapping(question: Question, way: str | None) -> Reconstruction:
-    """What was reconstructed, with layers that overlap so; None leaves them as they are."""
-    if way is None:
-        return question.found
-    from tracetool.overlap.actions import with_overlap
-
-    return with_overlap(question.found, question.run, way)
 
 
 @click.command()
@@ -360,9 +332,11 @@ def replay(
     names = parse_names(schedule)
     check_schedules([*names, *([] if baseline is None else [baseline])])
     time_limit_s = None if time_limit is None else parse_duration_ns(time_limit) / 1e9
-    way = None if overlap is None else _one_way(overlap, each_step=each_step)
+    way = one_way(overlap)
+    if way is not None and each_step:
+        raise ScenarioError("--each-step replays steps as they were.", hint="leave out --overlap or --each-step")
     question = ask(paths, words, quiet=quiet, shapes=way is not None)
-    found = _overlapping(question, way)
+    found = overlapping(question, way)
     with ProgressBar(quiet=quiet, doing="replaying", of="schedules") as progress:
         result = answer(
             found,

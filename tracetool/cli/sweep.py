@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import click
 
+from tracetool.cli.layers import WAYS_HELP, ways_of, with_ways
 from tracetool.cli.output import (
     FORCE,
     JSON,
@@ -27,11 +28,12 @@ from tracetool.cli.output import (
     say_written,
     write_file,
 )
-from tracetool.cli.question import CHUNKS, WAYS_HELP, ask, question_options
+from tracetool.cli.question import CHUNKS, ask, question_options
 from tracetool.cli.settings import ahead_of
 from tracetool.cli.topology import read_choice
 from tracetool.errors import BadQuantity, ScenarioError
 from tracetool.model.notice import Notice, NoticeCode
+from tracetool.model.pipeline import NO_OVERLAP
 from tracetool.tables.results import P2P_MODE_NAMES
 
 if TYPE_CHECKING:
@@ -158,7 +160,6 @@ def sweep(
           --tensor-bandwidth 25..450GB/s
     """
     from tracetool.ingestion.executors import check_address
-    from tracetool.model.pipeline import NO_OVERLAP
     from tracetool.reports.sweep.json import render_json
     from tracetool.reports.sweep.text import render_text
     from tracetool.sweeps import sweep as run_sweep
@@ -180,25 +181,17 @@ def sweep(
         p2p=p2p,
         extra_forwards=extra_forwards,
     )
-    layers = None
-    if overlap is not None or tensor_bandwidth is not None:
-        from tracetool.overlap.answer import parse_ways
-
-        layers = parse_ways(overlap or NO_OVERLAP), parse_bandwidths(tensor_bandwidth) if tensor_bandwidth else ()
+    tensor_bandwidths = parse_bandwidths(tensor_bandwidth) if tensor_bandwidth else ()
+    ways = ways_of(overlap) or ((NO_OVERLAP,) if tensor_bandwidths else ())
     price = None if price_per_gbit is None else parse_price(price_per_gbit)
     scenarios = None if scenario is None else read_scenarios(scenario)
     if scenarios is None:
         grid.check_figures()
     if executor is not None:
         check_address(executor)
-    question = ask(paths, _shared_words(words), quiet=quiet, has_maps=True, shapes=layers is not None)
-    recorded = question.found
-    if layers is not None:
-        from tracetool.overlap.actions import layer_overlaps
-
-        overlaps, notes = layer_overlaps(question.run, *layers)
-        grid = replace(grid, overlaps=overlaps)
-        recorded = replace(recorded, notes=(*recorded.notes, *notes))
+    question = ask(paths, _shared_words(words), quiet=quiet, has_maps=True, shapes=bool(ways))
+    recorded, overlaps = with_ways(question, ways, tensor_bandwidths)
+    grid = replace(grid, overlaps=overlaps)
     grids = _on_network(_grids(grid, question, dc, scenarios, scenario), question, tier, words)
     with ProgressBar(quiet=quiet, doing="replaying", of="points") as progress:
         found = run_sweep(

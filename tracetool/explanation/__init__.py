@@ -249,7 +249,7 @@ def explain(
         ('cross_dc_latency', 84228649, 'links with 0 ms latency', 261038125)
     """
     scenario, progress = scenario or Scenario(), progress or unasked()
-    seen = schedule is None and _changes_nothing(scenario)
+    seen = schedule is None and _changes_nothing(scenario) and found.pipeline.unchanged is None
     name = schedule or OBSERVED
     # The observed order cannot be made longer; a schedule compared with itself is replayed twice.
     is_longer = scenario.microbatches not in {None, found.pipeline.observed.shape.microbatches}

@@ -14,16 +14,18 @@ from tracetool.model.pipeline import NO_OVERLAP, ActionChange, LayerOverlap
 from tracetool.overlap.answer import ASYNC_TP, IN_A_ROW, variant_of
 from tracetool.overlap.calibration import calibrate
 from tracetool.overlap.hidden import hidden_work
+from tracetool.overlap.losses import losses
 from tracetool.overlap.machine import REDUCE_HOPS
 from tracetool.overlap.prediction import call_time, seen_error
 from tracetool.overlap.recording import collective_kind, product_shape, read_recording
 from tracetool.overlap.variants import ELEMENT_BYTES, LayerShape, refusal
-from tracetool.units import format_bandwidth, format_count
+from tracetool.units import format_bandwidth, format_count, format_duration
 from tracetool.whatif.layers import overlap_note, overlap_notes
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from tracetool.overlap.losses import LossCause
     from tracetool.overlap.machine import Machine
     from tracetool.overlap.prediction import CallTime, SeenError
     from tracetool.reconstruction import Reconstruction
@@ -145,6 +147,20 @@ class ActionLayers:
             changes.append(ActionChange(stage, kind, *map(round, sums)))
         return LayerOverlap(way, bandwidth_bytes_per_s, tuple(changes), untouched, is_measured)
 
+    def losses(self, way: str) -> dict[LossCause, float]:
+        """What is in the way in the actions of the stage and kind where that costs most: ns by cause, most first."""
+        every = {pair for of_action in self.pairs.values() for pair in of_action if not _is_left(pair, way)}
+        of_pair = {pair: losses(variant_of(way, pair.side), pair.shape, self.machine, IN_A_ROW) for pair in every}
+        sums = []
+        for of_action in self.pairs.values():
+            lost: Counter[LossCause] = Counter()
+            for pair, count in of_action.items():
+                for loss in of_pair.get(pair, ()):
+                    lost[loss.cause] += round(loss.lost_ns * count)
+            sums.append(lost)
+        most = max(sums, key=lambda lost: max(lost.values(), default=0))
+        return dict(most.most_common())
+
 
 def read_layers(run: Run) -> ActionLayers:
     """What stands beside each other inside the actions of a Run's pipeline.
@@ -208,6 +224,11 @@ def layer_overlaps(run: Run, ways: Sequence[str], bandwidths_bytes_per_s: Sequen
     return LayerOverlaps(tuple(overlaps), (*notes, *overlap_notes(overlaps)))
 
 
+def _loss_note(way: str, lost: Mapping[LossCause, float]) -> Notice:
+    told = "; ".join(f"{cause.value} {format_duration(ns)}" for cause, ns in lost.items()) or "hardly anything"
+    return Notice(NoticeCode.LAYERS_GAIN, f"in the way of {way} in an action, each by itself: {told}")
+
+
 def _hidden_notes(run: Run) -> list[Notice]:
     """Work inside actions whose products cannot be told: it is left as it was."""
     hidden = str(hidden_work(run, of_actions=True))
@@ -222,13 +243,14 @@ def _none_of(refused: Mapping[str, str]) -> ReconstructError:
     )
 
 
-def with_overlap(found: Reconstruction, run: Run, way: str) -> Reconstruction:
+def with_overlap(found: Reconstruction, run: Run, way: str, *, explained: bool = False) -> Reconstruction:
     """What was reconstructed, with layers that overlap in another way, and a note on what that changes.
 
     Args:
         found: The pipeline.
         run: Its Run, with the shapes of products.
         way: Such as slice:4; none changes nothing.
+        explained: Whether a note also says what is in the way of it.
 
     Raises:
         ReconstructError: If no action holds a collective with a matrix product beside it that could run so.
@@ -240,14 +262,12 @@ def with_overlap(found: Reconstruction, run: Run, way: str) -> Reconstruction:
     if why_not is not None:
         raise _none_of({way: why_not})
     overlap = layers.overlap(way)
-    return replace(
-        found,
-        pipeline=with_layers(found.pipeline, overlap),
-        notes=(*found.notes, overlap_note(overlap), *_hidden_notes(run)),
-    )
+    why = [_loss_note(way, layers.losses(way))] if explained and not overlap.is_bound else []
+    notes = (*found.notes, overlap_note(overlap), *_hidden_notes(run), *why)
+    return replace(found, pipeline=with_layers(found.pipeline, overlap), notes=notes)
 
 
-class _Found(NamedTuple):
+class _FoundPairs(NamedTuple):
     """What stands beside each other in actions.
 
     Attributes:
@@ -261,7 +281,7 @@ class _Found(NamedTuple):
     groups: dict[_Pair, tuple[int, ...]]
 
 
-def _pairs(run: Run) -> _Found:
+def _pairs(run: Run) -> _FoundPairs:
     pairs: dict[tuple[int, ActionKind], Counter[_Pair]] = defaultdict(Counter)
     groups: dict[_Pair, tuple[int, ...]] = {}
     left = 0
@@ -272,7 +292,7 @@ def _pairs(run: Run) -> _Found:
         else:
             pairs[stage, ActionKind(kind)][pair] += count
             groups[pair] = min(groups.get(pair, tuple(group)), tuple(group))
-    return _Found(pairs, left, groups)
+    return _FoundPairs(pairs, left, groups)
 
 
 def _pair(operation: str, size: int, payload: int | None, fed: str | None, eaten: str | None) -> _Pair | None:

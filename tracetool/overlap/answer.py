@@ -10,6 +10,7 @@ from tracetool.errors import BadQuery, ReconstructError
 from tracetool.model.notice import unasked
 from tracetool.model.pipeline import NO_OVERLAP
 from tracetool.overlap.calibration import calibrate
+from tracetool.overlap.losses import losses
 from tracetool.overlap.measured import Timing
 from tracetool.overlap.prediction import BOUND, CallTime, SeenError, call_time, seen_error
 from tracetool.overlap.variants import ELEMENT_BYTES, LayerShape, refusal
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from tracetool.model.notice import Progress
+    from tracetool.overlap.losses import Loss
     from tracetool.overlap.machine import Machine
     from tracetool.overlap.recording import LayerRecording
 
@@ -97,6 +99,7 @@ class LayerSide:
         side: ag or rs.
         ranks: Of the group.
         ways: As it is (none) first.
+        losses: What is in the way of the fastest way that overlaps.
         over: The same over links of other bandwidths (bytes per second), without async-tp: copy engines reach no
             further than the recorded link.
     """
@@ -105,6 +108,7 @@ class LayerSide:
     side: str
     ranks: int
     ways: tuple[WayTime, ...]
+    losses: tuple[Loss, ...] = ()
     over: tuple[tuple[int, LayerSide], ...] = ()
 
     @property
@@ -247,7 +251,7 @@ def answer_for(
     }
     sides = tuple(
         replace(
-            evaluated(shape, side, machine, here),
+            _with_losses(evaluated(shape, side, machine, here), machine),
             over=tuple((each, evaluated(shape, side, machine.over(each / 1e9), linked)) for each in bandwidths),
         )
         for shape, side in found
@@ -255,6 +259,14 @@ def answer_for(
     left = tuple(LeftOut(each.name, why) for each in recordings if (why := _why_left(each)) is not None)
     untried = (*(LeftOut(way, _NO_ENGINES) for way in ways if way not in here), *(LeftOut(*each) for each in refused))
     return OverlapAnswer(device, machine, sides, left, untried)
+
+
+def _with_losses(side: LayerSide, machine: Machine) -> LayerSide:
+    """A side with what is in the way of its fastest overlap, where that is no bound."""
+    way = side.next_best
+    if way is None or way.is_bound:
+        return side
+    return replace(side, losses=losses(variant_of(way.way, side.side), side.shape, machine, IN_A_ROW))
 
 
 def _why_left(recording: LayerRecording) -> str | None:

@@ -28,7 +28,8 @@ _DEVICE_BOUND_RATIO = 0.93
 """Of the predicted time, what the device alone would take: below it the host bounds the call."""
 _FASTER_RATIO = 0.03
 """Variants within this of each other are as fast."""
-_NO_HOST_NS = 1e-3
+NO_HOST_NS = 1e-3
+"""What a call takes of a host that takes no time."""
 _ENOUGH_RECORDINGS = 4
 """Collectives' calls of two H200 took 84 to 150 us from one recording to another."""
 _SMALL_PARTS = 4
@@ -123,7 +124,7 @@ def call_time(variant: str, shape: LayerShape, machine: Machine, timing: Timing)
     Raises:
         BadQuery: If the variant cannot be run; see ``variants.refusal``.
     """
-    free = replace(machine, call_ns=_NO_HOST_NS)
+    free = replace(machine, call_ns=NO_HOST_NS)
     issued, by_device = (
         issue_calls(variant, shape, each, calls=timing.calls, ahead_ns=timing.host_ahead_ns) for each in (machine, free)
     )

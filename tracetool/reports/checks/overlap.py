@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import msgspec
 
+from tracetool.overlap.losses import LossCause
 from tracetool.overlap.measured import MeasuredShape
 from tracetool.overlap.prediction import FEW_RECORDINGS, FEW_RECORDINGS_NEW_KERNELS, HOST_BOUND
 from tracetool.reports import as_json
@@ -81,6 +82,13 @@ class OverlapWay(msgspec.Struct, kw_only=True):
     mfu_ratio: Annotated[float | None, doc("Model FLOPS utilisation; null where the device's peak is not known.")]
 
 
+class OverlapLoss(msgspec.Struct, kw_only=True):
+    """What is in the way of a way to overlap."""
+
+    cause: Annotated[str, doc(f"{', '.join(cause.name.lower() for cause in LossCause)}.")]
+    lost_ms: Annotated[float, doc("How much shorter a call is without it alone; they do not add up.")]
+
+
 class OverlapLink(msgspec.Struct, kw_only=True):
     """One side of a layer over a link of another bandwidth."""
 
@@ -100,6 +108,7 @@ class OverlapSide(msgspec.Struct, kw_only=True):
     pays: Annotated[bool | None, doc("Whether overlap pays by more than its error; null if that is open.")]
     best: Annotated[str, doc("The fastest way.")]
     ways: Annotated[list[OverlapWay], doc("As it is first.")]
+    losses: Annotated[list[OverlapLoss], doc("Of the fastest way that overlaps, what costs most first.")]
     over: Annotated[list[OverlapLink], doc("Over links of other bandwidths that were asked for.")]
 
 
@@ -204,6 +213,7 @@ def render_answer_json(done: OverlapAnswer, traces: list[str], facts: CallFacts)
                 )
                 for way in side.ways
             ],
+            losses=[OverlapLoss(cause=loss.cause.name.lower(), lost_ms=loss.lost_ns / 1e6) for loss in side.losses],
             over=[
                 as_struct(
                     OverlapLink, there, bandwidth_bytes_per_s=bandwidth, call_ms=there.ways[0].time.call_ns / 1e6,
@@ -234,7 +244,13 @@ def render_answer_text(done: OverlapAnswer, *, verbose: bool) -> bytes:
         lines = [
             line
             for side in done.sides
-            for line in (*wrapped([_verdict(side)]), *_ways_table(side), *wrapped(_over_lines(side)), "")
+            for line in (
+                *wrapped([_verdict(side)]),
+                *_ways_table(side),
+                *wrapped(_loss_lines(side)),
+                *wrapped(_over_lines(side)),
+                "",
+            )
         ]
         return ("\n".join([*head, "", *lines, *below]).rstrip() + "\n").encode()
     cells = [each for side in done.sides for each in _side_cells(side)]
@@ -369,6 +385,15 @@ def _verdict(side: LayerSide) -> str:
         return told
     by = f"{side.device_gain_ratio(free):.1%} (±{side.device_gain_error_ratio(free):.0%}) shorter"
     return f"{told} If hosts took no time (CUDA graphs), {free.way} would be {by}."
+
+
+def _loss_lines(side: LayerSide) -> list[str]:
+    """What is in the way of the fastest overlap."""
+    found = side.next_best
+    if found is None or not side.losses:
+        return []
+    told = "; ".join(f"{loss.cause.value} {format_duration(loss.lost_ns)}" for loss in side.losses)
+    return [f"    in the way of {found.way}, each by itself: {told}"]
 
 
 def _over_lines(side: LayerSide) -> list[str]:

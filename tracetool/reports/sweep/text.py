@@ -3,51 +3,42 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import TYPE_CHECKING, NamedTuple, TypeVar
+from typing import TYPE_CHECKING
 
 from tracetool.errors import Option
 from tracetool.reports.answer.text import Cells, Note, first_fitting, fitted_table, table_width, wrapped
 from tracetool.reports.answer.verdict import first_notes
-from tracetool.reports.sweep import best_sentences, map_of, trouble_counted, trouble_lines
+from tracetool.reports.sweep import best_sentences, trouble_counted, trouble_lines
+from tracetool.reports.sweep.axes import (
+    AXES,
+    FIGURES,
+    PointAxis,
+    axis_value,
+    cells_along,
+    has_several_links,
+    head_of,
+    key_of,
+    shown_keys,
+    spread,
+    varying,
+)
 from tracetool.reports.sweep.layers import layers_sentences, layers_table
 from tracetool.units import format_count
 from tracetool.whatif.accuracy import change_error_ratio, format_error
 from tracetool.whatif.best import UNPROVEN_MARK, error_text
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable, Iterable, Iterator, Sequence
+    from collections.abc import Iterator, Sequence
 
     from tracetool.reports import RunFacts
     from tracetool.sweeps import Knee, Price, Sweep, SweepPoint
 
-_T = TypeVar("_T")
 _ROWS = 16
 """So many rows of a table are printed; files have all."""
 _SCREEN_ROWS = 4
 
 _ALL_RANKS = 8
 """Up to so many ranks, extra forwards are listed rank by rank."""
-
-
-class _Axis(NamedTuple):
-    """A figure that points differ in: the field, what it is, and the two lines above its column."""
-
-    name: str
-    word: str
-    head: str
-    unit: str = ""
-
-
-_AXES = (
-    _Axis("scenario", "scenarios", "scenario"),
-    _Axis("dcs", "DCs by pipeline rank", "DCs"),
-    _Axis("microbatches", "microbatches", "m"),
-    _Axis("hbm_bytes", "HBM limit per rank", "HBM", "GiB"),
-    _Axis("overlap", "layers overlap by", "layers"),
-    _Axis("tensor_bandwidth_bytes_per_s", "bandwidth between ranks of a group", "inside", "GB/s"),
-    _Axis("latency_ns", "latency, one way", "latency", "ms"),
-    _Axis("bandwidth_bytes_per_s", "bandwidth of links", "link", "Gbit/s"),
-)
 
 
 def render_text(
@@ -106,14 +97,18 @@ def _summary(found: Sweep) -> list[str]:
     states = [f"{number:,} {state}" for state, number in Counter(map(_state, points)).items()]
     names = dict.fromkeys(point.schedule for point in points)
     lines = [f"{format_count(len(points), 'point')}: {', '.join(states)}", f"schedules tried: {', '.join(names)}"]
-    for axis in _AXES:
+    for axis in AXES:
         told = [v for v in dict.fromkeys(getattr(point, axis.name) for point in points) if v not in (None, ())]
         if told:
-            texts = [value if isinstance(value, str) else _value(axis.name, value) for value in told]
+            texts = [value if isinstance(value, str) else axis_value(axis.name, value) for value in told]
             are_few = len(texts) <= _LISTED
             listed = ("; " if axis.name == "dcs" else ", ").join(texts) if are_few else f"{texts[0]} to {texts[-1]}"
             many = "" if are_few else f" ({len(texts)} values)"
-            others = "; scenarios whose links differ: see notes" if any(_differ(p, axis.name) for p in points) else ""
+            others = (
+                "; scenarios whose links differ: see notes"
+                if any(has_several_links(p, axis.name) for p in points)
+                else ""
+            )
             lines.append(f"{axis.word}: {listed} {axis.unit}".rstrip() + many + others)
     modes: dict[str, list[str]] = {}
     for point in points:
@@ -134,64 +129,6 @@ def _state(point: SweepPoint) -> str:
     return ("fit" if point.hbm_bytes is not None else "replayed") if point.feasible else "do not fit"
 
 
-def _value(name: str, value: object) -> str:
-    """A figure in the unit of its axis."""
-    if value is None or value == ():
-        return "-"
-    if name == "dcs" and isinstance(value, tuple):
-        return map_of(value)
-    if isinstance(value, int):
-        factor = _FACTORS.get(name)
-        return str(value) if factor is None else f"{value * factor:.4g}"
-    return str(value)
-
-
-_FACTORS = {
-    "hbm_bytes": 1 / 2**30, "latency_ns": 1e-6, "at_latency_ns": 1e-6, "bandwidth_bytes_per_s": 8e-9,
-    "tensor_bandwidth_bytes_per_s": 1e-9,
-}  # fmt: skip
-_FIGURES = ("latency_ns", "bandwidth_bytes_per_s")
-
-
-def _differ(row: object, name: str) -> bool:
-    """Whether a point has links that differ in a figure of theirs."""
-    return name in _FIGURES and getattr(row, name) is None and len(set(getattr(row, "dcs", ()))) > 1
-
-
-def _varying(rows: Sequence[object], axes: Iterable[_Axis]) -> list[_Axis]:
-    return [axis for axis in axes if len({getattr(row, axis.name) for row in rows}) > 1]
-
-
-def _key(row: object, axes: Iterable[_Axis]) -> tuple[Hashable, ...]:
-    return tuple(getattr(row, axis.name) for axis in axes)
-
-
-def _shown(keys: Sequence[tuple[Hashable, ...]], most: int) -> set[tuple[Hashable, ...]]:
-    """Some of the keys: on each axis values spread from end to end, so that not too many rows are left."""
-    values = [list(dict.fromkeys(key[place] for key in keys)) for place in range(len(keys[0]))]
-    counts = [len(of_axis) for of_axis in values]
-    while True:
-        kept = [set(_spread(of_axis, count)) for of_axis, count in zip(values, counts, strict=True)]
-        left = {key for key in keys if all(part in kept[place] for place, part in enumerate(key))}
-        if len(left) <= most or max(counts, default=1) == 1:
-            return left
-        counts[counts.index(max(counts))] -= 1
-
-
-def _spread(values: list[_T], count: int) -> list[_T]:
-    if count == 1:
-        return values[:1]
-    return [values[round(place * (len(values) - 1) / (count - 1))] for place in range(count)]
-
-
-def _along(row: object, axes: Iterable[_Axis]) -> Cells:
-    return {_head(a): "differ" if _differ(row, a.name) else _value(a.name, getattr(row, a.name)) for a in axes}
-
-
-def _head(axis: _Axis) -> str:
-    return f"{axis.head}\n{axis.unit}" if axis.unit else axis.head
-
-
 _MOST_AXES = 3
 """With more of them there is no room for the error of a change."""
 
@@ -203,30 +140,30 @@ def _best(found: Sweep, most: int, kept: str) -> list[str]:
     usable = found.best_first()
     if not usable:
         return ["  No point fits.", ""]
-    axes = _varying(found.points, _AXES)
+    axes = varying(found.points, AXES)
     # A scenario's name says the rest, if there is no room for it.
     expendable = [*_EXPENDABLE, *_said_by_the_name(axes)]
     cells = _Results(found, axes)
-    winners = {_key(each.among, axes): each for each in found.best if each.point is not None}
+    winners = {key_of(each.among, axes): each for each in found.best if each.point is not None}
     if len(found.points) <= most or len(found.best) == 1:
-        turns = {key: turn for turn, key in enumerate(dict.fromkeys(_key(point, axes) for point in found.points))}
+        turns = {key: turn for turn, key in enumerate(dict.fromkeys(key_of(point, axes) for point in found.points))}
         listed = [*(each.point for each in winners.values() if each.point not in found.points), *usable]
         best = {id(each.point) for each in winners.values()}
         rows = sorted(
             (point for point in listed if point is not None),
-            key=lambda p: (turns[_key(p, axes)], id(p) not in best, p.evidence == "unproven"),
+            key=lambda p: (turns[key_of(p, axes)], id(p) not in best, p.evidence == "unproven"),
         )
-        listed_rows = [{"best first": cells.name(p)} | _along(p, axes) | cells.of(p) for p in rows[:most]]
+        listed_rows = [{"best first": cells.name(p)} | cells_along(p, axes) | cells.of(p) for p in rows[:most]]
         hidden = [f"  ... {format_count(len(rows) - most, 'point')} more: -v"] if len(rows) > most else []
         return [*fitted_table(listed_rows, expendable), *hidden, ""]
-    keys = [key for key in dict.fromkeys(_key(point, axes) for point in found.points) if key in winners]
-    shown = _shown(keys, most)
+    keys = [key for key in dict.fromkeys(key_of(point, axes) for point in found.points) if key in winners]
+    shown = shown_keys(keys, most)
     told = [winners[key] for key in keys if key in shown]
     more = len(keys) - len(told)
     after = [f"  ... {format_count(more, 'scenario')} more: {kept} has all", ""] if more else [""]
     rows_of = [
         {"best schedule": cells.name(each.point)}
-        | _along(each.point, axes)
+        | cells_along(each.point, axes)
         | cells.of(each.point)
         | {f"maybe\n{UNPROVEN_MARK}": cells.name(each.unproven[0]) if each.unproven else ""}
         for each in told
@@ -235,18 +172,18 @@ def _best(found: Sweep, most: int, kept: str) -> list[str]:
     return [*fitted_table(rows_of, expendable), *after]
 
 
-def _said_by_the_name(axes: Sequence[_Axis]) -> list[str]:
+def _said_by_the_name(axes: Sequence[PointAxis]) -> list[str]:
     """Heads of what the name of a scenario says, what a link is last; none where scenarios have no names."""
     named = [axis for axis in axes[1:] if axes[0].name == "scenario"]
-    return [_head(axis) for axis in sorted(named, key=lambda axis: axis.name in _FIGURES)]
+    return [head_of(axis) for axis in sorted(named, key=lambda axis: axis.name in FIGURES)]
 
 
 class _Results:
     """Cells of what a point takes, beside the recorded order in the same scenario."""
 
-    def __init__(self, found: Sweep, axes: Sequence[_Axis]) -> None:
+    def __init__(self, found: Sweep, axes: Sequence[PointAxis]) -> None:
         self._axes = axes
-        self._base = {_key(each.among, axes): each.now for each in found.best}
+        self._base = {key_of(each.among, axes): each.now for each in found.best}
         names = [each.now.schedule for each in found.best if each.now is not None]
         self._first = names[0] if names else found.points[0].schedule
         self._several = len({p.microbatches for p in found.points}) > 1
@@ -258,7 +195,7 @@ class _Results:
 
     def of(self, point: SweepPoint, *, alone: bool = False) -> Cells:
         """The cells; alone those that hold it against no other one and no limit."""
-        base = self._base.get(_key(point, self._axes))
+        base = self._base.get(key_of(point, self._axes))
         change = None if base is None or base is point or not base.step_ns else (point.step_ns or 0) / base.step_ns - 1
         against = "" if change is None or base is None else self._change(base, point, change)
         fits = ""
@@ -302,23 +239,23 @@ def _knees(found: Sweep, *, verbose: bool) -> list[str]:
     if not found.knees:
         return []
     axes = [
-        *_varying(found.knees, [axis for axis in _AXES if axis.name not in _FIGURES]),
-        _Axis("at_latency_ns", "latency", "at", "ms"),
+        *varying(found.knees, [axis for axis in AXES if axis.name not in FIGURES]),
+        PointAxis("at_latency_ns", "latency", "at", "ms"),
     ]
     names_of = _RowNames(found.knees, axes)
     rows: dict[tuple[object, ...], tuple[Knee, bool]] = {}
     for knee in found.knees:
         figures = knee.bandwidth_bytes_per_s, knee.hidden_latency_ns, knee.hbm_bytes_per_hidden_ms
-        same = (_name(knee), knee.p2p, *_key(knee, (a for a in axes if a.name != "hbm_bytes")), figures)
+        same = (_name(knee), knee.p2p, *key_of(knee, (a for a in axes if a.name != "hbm_bytes")), figures)
         rows[same] = (rows[same][0], True) if same in rows else (knee, False)
     names = len({(knee.schedule, knee.extra_forwards, knee.p2p) for knee, _ in rows.values()})
-    shown = _shown(
-        [_key(knee, axes) for knee, _ in rows.values()], max(1, (_ROWS if verbose else _SCREEN_ROWS) // names)
+    shown = shown_keys(
+        [key_of(knee, axes) for knee, _ in rows.values()], max(1, (_ROWS if verbose else _SCREEN_ROWS) // names)
     )
     cells = []
     for knee, is_any in rows.values():
-        if _key(knee, axes) in shown:
-            along = _along(knee, axes)
+        if key_of(knee, axes) in shown:
+            along = cells_along(knee, axes)
             along |= {"HBM\nGiB": "any"} if is_any and "HBM\nGiB" in along else {}
             cells.append({"more stops paying at": names_of.name(knee)} | along | _bends(knee))
     explained = (
@@ -339,7 +276,7 @@ _REMARKS = 4
 class _RowNames:
     """Names of knees: with how transfers are issued where that differs, and of remarks the rows that they are about."""
 
-    def __init__(self, knees: Sequence[Knee], axes: Sequence[_Axis]) -> None:
+    def __init__(self, knees: Sequence[Knee], axes: Sequence[PointAxis]) -> None:
         self._axes = axes
         modes: dict[str, set[str | None]] = {}
         for knee in knees:
@@ -369,7 +306,7 @@ class _RowNames:
 
     def _rest(self, knee: Knee) -> str:
         cells = [
-            f"{axis.head} {_value(axis.name, getattr(knee, axis.name))} {axis.unit}".rstrip() for axis in self._axes
+            f"{axis.head} {axis_value(axis.name, getattr(knee, axis.name))} {axis.unit}".rstrip() for axis in self._axes
         ]
         return f" ({', '.join(cells)})"
 
@@ -384,16 +321,16 @@ def _bends(knee: Knee) -> Cells:
 
 
 def _pareto(found: Sweep, price: Price, most: int, kept: str) -> list[str]:
-    axes = [a for a in _varying(found.points, _AXES) if a.name != "hbm_bytes"]
-    cells = _Results(found, _varying(found.points, _AXES))
+    axes = [a for a in varying(found.points, AXES) if a.name != "hbm_bytes"]
+    cells = _Results(found, varying(found.points, AXES))
     front = [point for point in found.points if point.is_pareto]
     front.sort(key=lambda p: (p.latency_ns or 0, p.link_cost or 0, p.step_ns_per_microbatch or 0, p.needed_bytes or 0))
     # A limit that is higher than needed changes nothing.
-    unique = list({(cells.name(p), p.link_cost, p.needed_bytes, p.step_ns, _key(p, axes)): p for p in front}.values())
-    shown = _spread(list(range(len(unique))), min(most, len(unique)))
+    unique = list({(cells.name(p), p.link_cost, p.needed_bytes, p.step_ns, key_of(p, axes)): p for p in front}.values())
+    shown = spread(list(range(len(unique))), min(most, len(unique)))
     rows = [
         {"no point beats": cells.name(p)}
-        | _along(p, axes)
+        | cells_along(p, axes)
         | {"link cost": f"{p.link_cost or 0:,.0f}"}
         | cells.of(p, alone=True)
         for p in (unique[place] for place in shown)
