@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from itertools import cycle
+from typing import TYPE_CHECKING
+
 import pytest
 from helpers.drawn_jobs import drawn_jobs
 from helpers.recorded import ROOT
 
 from tracetool.estimate.estimating import estimate
 from tracetool.estimate.many import estimate_many
-from tracetool.estimate.stages import analytical_pipeline
+from tracetool.estimate.stages import JobCosts, analytical_pipeline
+from tracetool.estimate.training import WithinNode
 from tracetool.model.scenario import Scenario
 from tracetool.model.timeline import measure
 from tracetool.network.file import NetworkChoice, read_network
 from tracetool.replays import replay
+
+if TYPE_CHECKING:
+    from tracetool.model.pipeline import P2PMode
 
 
 @pytest.fixture(scope="module")
@@ -34,3 +42,49 @@ def test_each_alone_is_what_replay_measures(network: NetworkChoice) -> None:
         done = estimate(job, network)
         assert (done.step_ns, done.window_ns) == (metrics.step_ns, metrics.window_ns)
         assert done.peak_hbm_bytes == metrics.peak_hbm_bytes
+
+
+ORDERS: tuple[tuple[str, int, tuple[int, ...]], ...] = (
+    ("gpipe", 1, ()), ("eager-1f1b", 1, ()), ("geopipe", 1, (2, 1, 0, 0)), ("zb-h1", 1, ()), ("zb-h2", 1, ()),
+    ("looped-bfs", 2, ()), ("interleaved-zero-bubble", 2, ()), ("zb-v", 2, ()), ("v-half", 2, ()), ("v-min", 2, ()),
+    ("hanayo", 2, ()), ("dualpipev", 2, ()),
+)  # fmt: skip
+"""Schedules, their stages per rank, and extra forwards of four ranks."""
+
+
+def test_any_schedule_of_shapes_is_what_replay_measures(network: NetworkChoice) -> None:
+    """Steps, and memory curves, of every order that shapes can have, however messages are issued."""
+    modes: cycle[P2PMode | None] = cycle((None, "in-order", "per-edge", "posted-ahead"))
+    jobs = []
+    for (name, chunks, extra), drawn in zip(ORDERS, drawn_jobs(3, len(ORDERS)), strict=True):
+        how = replace(
+            drawn.training,
+            schedule=name,
+            stages=4,
+            chunks=chunks,
+            extra_forwards=extra,
+            p2p=next(modes),
+            microbatches=8,
+        )
+        jobs.append(replace(drawn, training=how))
+    for job, done in zip(jobs, estimate_many(jobs, network), strict=True):
+        pipeline = analytical_pipeline(job.model, job.device, job.training, network)
+        metrics = measure(replay(pipeline, pipeline.observed, Scenario()).timeline)
+        assert (done.step_ns, done.window_ns, done.peak_hbm_bytes) == (
+            metrics.step_ns, metrics.window_ns, metrics.peak_hbm_bytes
+        )  # fmt: skip
+        assert done == estimate(job, network)
+
+
+def test_halves_of_a_backward_fill_the_drain_as_the_closed_form_says() -> None:
+    """ZB-H1 (arXiv 2401.10241): its bubble is (p - 1)(f + b - 2w) for w <= i at equal stages without messages."""
+    job = drawn_jobs(4, 1)[0]
+    how = replace(
+        job.training, schedule="zb-h1", stages=4, chunks=1, microbatches=16, has_head=False, tensor=1, data=1,
+        context=1, expert=1, recompute="none", p2p=None,
+    )  # fmt: skip
+    costs = JobCosts(job.model, job.device, how, WithinNode(10**12, 1))
+    forward, backward, weight = costs.of(1)[:3]
+    assert 0 < weight < backward - weight
+    window = estimate(replace(job, training=how)).window_ns
+    assert window == 16 * (forward + backward) + 3 * (forward + backward - 2 * weight)

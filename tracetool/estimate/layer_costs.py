@@ -7,6 +7,10 @@ reduce-scatter around attention and around the MLP, in either direction, or an a
 sequence parallelism (section 4.2.2); recomputation runs its part of the forward again. Context parallelism sends keys
 and values round a ring, hidden by attention where that takes as long (Liu et al., arXiv 2310.01889). Experts have two
 all-to-alls in either direction (Lepikhin et al., arXiv 2006.16668); tokens go to them evenly.
+
+A backward that is split in two (Qi et al., arXiv 2401.10241) has the products for gradients of weights in its second
+half. All else is in the first one: attention, which has no weights, norms, collectives, and what is computed anew,
+which both halves need.
 """
 
 from __future__ import annotations
@@ -33,17 +37,28 @@ _KERNELS = (6, 10)
 
 @dataclass(frozen=True, slots=True)
 class Passes:
-    """Forward and backward of a microbatch, in ns."""
+    """Forward and backward of a microbatch, in ns.
+
+    Attributes:
+        forward_ns: Forward.
+        backward_ns: The whole backward, with what it computes anew.
+        weight_ns: Of the backward, what makes gradients of weights and may run later.
+    """
 
     forward_ns: float
     backward_ns: float
+    weight_ns: float = 0.0
 
     def times(self, count: int) -> Passes:
         """So many of them."""
-        return Passes(count * self.forward_ns, count * self.backward_ns)
+        return Passes(count * self.forward_ns, count * self.backward_ns, count * self.weight_ns)
 
     def __add__(self, other: Passes) -> Passes:
-        return Passes(self.forward_ns + other.forward_ns, self.backward_ns + other.backward_ns)
+        return Passes(
+            self.forward_ns + other.forward_ns,
+            self.backward_ns + other.backward_ns,
+            self.weight_ns + other.weight_ns,
+        )
 
 
 class CurveCosts:
@@ -72,7 +87,7 @@ class CurveCosts:
             backward += forward
         elif self._training.recompute == "selective" and not self._model.fused_attention:
             backward += attention.forward_ns
-        return Passes(forward, backward)
+        return Passes(forward, backward, others.weight_ns)
 
     def ahead(self) -> Passes:
         """The embedding: a look-up, next to nothing."""
@@ -89,9 +104,11 @@ class CurveCosts:
     def _products(self, rows: int, columns: int, inner: int, count: int = 1) -> Passes:
         """A product and those of its gradients."""
         ratio, product_ns = self._training.efficiency_ratio, self._device.product_ns
+        of_weights = product_ns(ratio, inner, columns, rows, count)
         return Passes(
             product_ns(ratio, rows, columns, inner, count),
-            product_ns(ratio, rows, inner, columns, count) + product_ns(ratio, inner, columns, rows, count),
+            product_ns(ratio, rows, inner, columns, count) + of_weights,
+            of_weights,
         )
 
     def _attention(self) -> Passes:

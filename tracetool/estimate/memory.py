@@ -46,7 +46,8 @@ def held(model: Transformer, training: Training, stage: int) -> Held:
     if stage == last:
         shared += model.head_parameters
         # A tied head has a copy of the embedding where it sits on another rank.
-        shared += model.vocabulary * model.hidden if model.tied and training.stages > 1 else 0
+        apart = training.shape.rank_of(0) != training.shape.rank_of(last)
+        shared += model.vocabulary * model.hidden if model.tied and apart else 0
     experts = layers * model.expert_parameters // training.expert
     return Held(shared // training.tensor, experts // training.tensor)
 

@@ -8,23 +8,27 @@ share. After the last backward gradients are reduced and the optimizer steps.
 
 from __future__ import annotations
 
-from functools import lru_cache
+from functools import cached_property, lru_cache
+from itertools import pairwise
 from typing import TYPE_CHECKING, NamedTuple
 
+from tracetool.errors import UnsupportedShape
 from tracetool.estimate.layer_costs import BYTES, CurveCosts, Passes, TimedCosts
 from tracetool.estimate.memory import GRADIENT_BYTES, WEIGHT_BYTES, held, kept_bytes, static_bytes, transient_bytes
 from tracetool.estimate.training import WithinNode, placed
 from tracetool.model.action import ActionKind
 from tracetool.model.pipeline import ActionCost, Pipeline, RankProfile, StageProfile, TailPart
-from tracetool.model.schedule import PipelineShape, Schedule
-from tracetool.schedules import REFERENCE, REFERENCE_OF_CHUNKS, build_schedule
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from tracetool.estimate.device import Accelerator
-    from tracetool.estimate.memory import Held
+    from tracetool.estimate.form import Held
+    from tracetool.estimate.memory import Held as Parameters
     from tracetool.estimate.timings import LayerTimings
     from tracetool.estimate.training import Group, Training, Transport
     from tracetool.estimate.transformer import Transformer
+    from tracetool.model.schedule import PipelineShape
     from tracetool.network.file import NetworkChoice
 
 _ADAM_BYTES = 54
@@ -51,7 +55,7 @@ def analytical_pipeline(
     choice: NetworkChoice | None = None,
     timings: LayerTimings | None = None,
 ) -> Pipeline:
-    """The pipeline of a model, with its order: 1F1B, or interleaved.
+    """The pipeline of a model, with its order.
 
     A message between stages is the hidden state of a microbatch once (2 bytes times batch, sequence and h), over all
     tensor-parallel ranks together.
@@ -66,36 +70,50 @@ def analytical_pipeline(
     Raises:
         ScenarioError: If something does not divide, or a figure is not positive.
         BadTopology: If the job does not fit on the network.
+        UnsupportedShape: If its schedule does not exist for its shape.
     """
     training.check(model, device)
     transport = transport_of(device, training, choice)
     made = JobCosts(model, device, training, transport, timings)
-    order = schedule_of(training.stages, training.chunks, training.microbatches)
+    order = training.order
     stages = tuple(made.profile(stage) for stage in range(training.stages * training.chunks))
     ranks = tuple(made.rank(rank, messages=choice is not None) for rank in range(training.stages))
-    if choice is None:
-        return Pipeline(stages, ranks, order, "posted-ahead", step=0)
-    return Pipeline(stages, ranks, order, "grouped" if training.chunks == 1 else "per-edge", step=0)
-
-
-@lru_cache(maxsize=256)
-def schedule_of(stages: int, chunks: int, microbatches: int) -> Schedule:
-    """The order of a shape.
-
-    Raises:
-        UnsupportedShape: If it cannot be interleaved so.
-    """
-    shape = PipelineShape(stages, microbatches, chunks)
-    return build_schedule(REFERENCE if chunks == 1 else REFERENCE_OF_CHUNKS, shape)
+    return Pipeline(stages, ranks, order, "posted-ahead" if choice is None else training.mode, step=0)
 
 
 class StageTimes(NamedTuple):
-    """Of one microbatch on a stage, in ns; messages to its neighbours, where they do not hold up its actions."""
+    """Of one microbatch on a stage, in ns.
+
+    Attributes:
+        forward_ns: Forward.
+        backward_ns: Whole backward.
+        weight_ns: Of it, the gradients of weights.
+        to_next_ns: Its message to the next stage, where that does not hold up its actions.
+        to_previous_ns: The one to the stage before.
+    """
 
     forward_ns: int
     backward_ns: int
+    weight_ns: int
     to_next_ns: int
     to_previous_ns: int
+
+
+class _Seats(NamedTuple):
+    """Which rank has which stage: per rank its stages, per stage the hop to the next one.
+
+    A hop is named by the first of two neighbouring pipeline ranks; None within one rank.
+    """
+
+    stages: tuple[tuple[int, ...], ...]
+    hops: tuple[int | None, ...]
+
+
+@lru_cache(maxsize=1024)
+def _seats(shape: PipelineShape) -> _Seats:
+    ranks = [shape.rank_of(stage) for stage in range(shape.stages)]
+    hops = [None if a == b else min(a, b) if abs(a - b) == 1 else max(a, b) - 1 for a, b in pairwise(ranks)]
+    return _Seats(tuple(map(shape.stages_of, range(shape.ranks))), tuple(hops))
 
 
 class JobCosts:
@@ -122,35 +140,60 @@ class JobCosts:
         self._training = training
         self._transport = transport
         self._last = training.stages * training.chunks - 1
+        self._seats = _seats(training.shape)
         self._timed = None if timings is None else TimedCosts(model, training, timings)
         costs = self._timed or CurveCosts(model, device, training, transport)
         self._layers = costs.layer().times(model.layers // (self._last + 1))
         self._ahead = costs.ahead()
-        self._held: dict[tuple[bool, bool], tuple[Held, int]] = {}
+        self._holds: dict[tuple[bool, bool], tuple[Parameters, int]] = {}
         self._tails: dict[tuple[bool, bool], tuple[TailPart, ...]] = {}
         self._head = costs.head() if training.has_head else Passes(0, 0)
         self.payload = BYTES * training.batch * training.sequence * model.hidden // training.context
 
-    def _message_ns(self, stage: int) -> int | None:
+    def _message_ns(self, stage: int) -> int:
         """What the message from a stage to the next takes: of each tensor-parallel rank its share."""
-        rank = stage % self._training.stages
-        # Between chunks the last pipeline rank sends to the first one; any other pair stands for it.
-        return self._transport.message_ns(self.payload // self._training.tensor, min(rank, self._training.stages - 2))
+        hop = self._seats.hops[stage]
+        if hop is None:
+            return 0
+        return self._transport.message_ns(self.payload // self._training.tensor, hop) or 0
 
     def of(self, stage: int) -> StageTimes:
         """A stage's times."""
-        training, is_last = self._training, stage == self._last
-        takes = self._layers + self._head if is_last else self._layers
+        takes = self._layers + self._head if stage == self._last else self._layers
         takes = takes + self._ahead if stage == 0 else takes
-        to_next = None if is_last or training.stages == 1 else self._message_ns(stage)
-        to_previous = None if stage == 0 or training.stages == 1 else self._message_ns(stage - 1)
-        waits = training.chunks > 1
+        to_next = 0 if stage == self._last else self._message_ns(stage)
+        to_previous = 0 if stage == 0 else self._message_ns(stage - 1)
+        waits = self._waits
         return StageTimes(
-            round(takes.forward_ns) + ((to_next or 0) if waits else 0),
-            round(takes.backward_ns) + ((to_previous or 0) if waits else 0),
-            0 if waits else to_next or 0,
-            0 if waits else to_previous or 0,
+            round(takes.forward_ns) + (to_next if waits else 0),
+            round(takes.backward_ns) + (to_previous if waits else 0),
+            round(takes.weight_ns),
+            0 if waits else to_next,
+            0 if waits else to_previous,
         )
+
+    @cached_property
+    def _waits(self) -> bool:
+        return self._training.messages_hold_up
+
+    def figures(self) -> list[int]:
+        """Times of all stages as a form's table has them: none, then ``form.FIGURES`` of each stage."""
+        found = [0]
+        before = (0, 0)
+        for stage in range(self._last + 1):
+            times = self.of(stage)
+            after = (0, 0) if stage == self._last else self._link_ns(stage) or (times.to_next_ns, 0)
+            backward, weight = times.backward_ns, times.weight_ns
+            found += (times.forward_ns, backward, backward - weight, weight, *after, *before)
+            before = after
+        return found
+
+    def _link_ns(self, stage: int) -> tuple[int, int] | None:
+        """The message to the next stage over a link between places, where it does not hold up actions."""
+        hop = self._seats.hops[stage]
+        if hop is None or self._waits:
+            return None
+        return self._transport.link_ns(self.payload // self._training.tensor, hop)
 
     def kept_bytes(self) -> int:
         """What a microbatch keeps of a stage on one device."""
@@ -160,12 +203,17 @@ class JobCosts:
         """A stage's costs."""
         training, is_last, kept = self._training, stage == self._last, self.kept_bytes()
         times, beyond = self.of(stage), transient_bytes(self._model, training, is_last=is_last)
+        costs = {
+            ActionKind.FORWARD: ActionCost(times.forward_ns, kept, kept + beyond),
+            ActionKind.BACKWARD: ActionCost(times.backward_ns, -kept, beyond),
+        }
+        if self._is_split:
+            # What a microbatch keeps stays whole until its weights' gradients are made.
+            costs[ActionKind.BACKWARD_INPUT] = ActionCost(times.backward_ns - times.weight_ns, 0, beyond)
+            costs[ActionKind.BACKWARD_WEIGHT] = ActionCost(times.weight_ns, -kept, beyond)
         return StageProfile(
             stage,
-            {
-                ActionKind.FORWARD: (ActionCost(times.forward_ns, kept, kept + beyond),) * training.microbatches,
-                ActionKind.BACKWARD: (ActionCost(times.backward_ns, -kept, beyond),) * training.microbatches,
-            },
+            {kind: (cost,) * training.microbatches for kind, cost in costs.items()},
             forward_payload_bytes=None if is_last else self.payload,
             backward_payload_bytes=None if stage == 0 else self.payload,
             forward_transfer_ns=times.to_next_ns,
@@ -173,33 +221,53 @@ class JobCosts:
             evidence="model",
         )
 
+    @cached_property
+    def _is_split(self) -> bool:
+        split = any(
+            action.kind is ActionKind.BACKWARD_INPUT for order in self._training.order.orders for action in order
+        )
+        if split and self._timed is not None:
+            raise UnsupportedShape(
+                f"{self._training.order_name} splits backwards, and layer timings have them whole.",
+                hint="take 1f1b, or the device's curve",
+            )
+        return split
+
     def rank(self, rank: int, *, messages: bool) -> RankProfile:
         """What belongs to a pipeline rank."""
         return RankProfile(rank=rank, static_bytes=self.static_bytes(rank), tail=self.tail(rank) if messages else ())
 
-    def _stages(self, rank: int) -> range:
-        return range(rank, self._last + 1, self._training.stages)
-
-    def _holding(self, stage: int) -> tuple[Held, int]:
+    def _holding(self, stage: int) -> tuple[Parameters, int]:
         """Parameters of a stage on one device, and its static bytes: those between first and last are equal."""
         place = stage == 0, stage == self._last
-        if place not in self._held:
+        if place not in self._holds:
             has = held(self._model, self._training, stage)
-            self._held[place] = has, static_bytes(has, self._training)
-        return self._held[place]
+            self._holds[place] = has, static_bytes(has, self._training)
+        return self._holds[place]
 
     def static_bytes(self, rank: int) -> int:
         """Weights, gradients and optimizer of one device of a pipeline rank."""
-        return sum(self._holding(stage)[1] for stage in self._stages(rank))
+        return sum(self._holding(stage)[1] for stage in self._seats.stages[rank])
+
+    def peaks_bytes(self, held: Sequence[Held]) -> tuple[int, ...]:
+        """Highest allocation of each pipeline rank, which holds so much of microbatches."""
+        kept = self.kept_bytes()
+        inside, last = (transient_bytes(self._model, self._training, is_last=is_last) for is_last in (False, True))
+        return tuple(
+            self.static_bytes(rank)
+            + max(most.inside * kept + inside if most.inside else 0, most.last * kept + last if most.last else 0)
+            for rank, most in enumerate(held)
+        )
 
     def tail(self, rank: int) -> tuple[TailPart, ...]:
-        """Gradient reduction and optimizer of a pipeline rank: those between first and last are equal."""
-        place = rank == 0, rank == self._training.stages - 1
+        """Gradient reduction and optimizer of a pipeline rank: those without first and last stage are equal."""
+        stages = self._seats.stages[rank]
+        place = 0 in stages, self._last in stages
         if place not in self._tails:
-            self._tails[place] = self._tail(self._stages(rank))
+            self._tails[place] = self._tail(stages)
         return self._tails[place]
 
-    def _tail(self, stages: range) -> tuple[TailPart, ...]:
+    def _tail(self, stages: Sequence[int]) -> tuple[TailPart, ...]:
         training = self._training
         parts = [self._holding(stage)[0] for stage in stages]
         shared, experts = sum(part.shared for part in parts), sum(part.experts for part in parts)

@@ -15,11 +15,12 @@ from typing import TYPE_CHECKING
 
 from tracetool.errors import ScenarioError
 from tracetool.estimate.runtimes import BYTES, OUTSIDE_BYTES, PARAMETER_BYTES, RuntimeModel
-from tracetool.estimate.stages import schedule_of
 from tracetool.estimate.training import placed
 from tracetool.model.action import ActionKind
 from tracetool.model.pipeline import ActionCost, Pipeline, RankProfile, StageProfile, TailPart
+from tracetool.model.schedule import PipelineShape
 from tracetool.network.placement import Degrees
+from tracetool.schedules import REFERENCE, build_schedule
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -78,7 +79,7 @@ def timed_pipeline(model: RuntimeModel, plan: TimedPlan, timings: LayerTimings, 
         raise ScenarioError("a stage has no layers; embedding and head count as one each.")
     transport = placed(choice, plan.degrees)
     made = _TimedStages(model, plan, timings, transport)
-    order = schedule_of(stages, 1, plan.microbatches)
+    order = build_schedule(REFERENCE, PipelineShape(stages, plan.microbatches))
     return Pipeline(
         tuple(made.profile(stage) for stage in range(stages)),
         tuple(made.rank(stage) for stage in range(stages)),

@@ -8,13 +8,18 @@ from functools import lru_cache
 from itertools import product
 from typing import TYPE_CHECKING, Literal, Protocol
 
-from tracetool.errors import ScenarioError
+from tracetool.errors import ScenarioError, UnsupportedShape
+from tracetool.model.pipeline import BLOCKING
+from tracetool.model.schedule import PipelineShape
 from tracetool.network.collectives import collective_ns
 from tracetool.network.placement import Degrees, Dimension
+from tracetool.schedules import REFERENCE, REFERENCE_OF_CHUNKS, build_schedule, kind_of
 
 if TYPE_CHECKING:
     from tracetool.estimate.device import Accelerator
     from tracetool.estimate.transformer import Recompute, Transformer
+    from tracetool.model.pipeline import P2PMode
+    from tracetool.model.schedule import Schedule
     from tracetool.network.collectives import Algorithm, Kind
     from tracetool.network.file import NetworkChoice
 
@@ -40,6 +45,9 @@ class Training:
         expert: Expert-parallel ranks, among the data-parallel ones.
         sharded_optimizer: Whether data-parallel ranks share the state of the optimizer (ZeRO stage 1).
         overlap_reduction: Whether the reduction of gradients runs beside the last microbatch's backward.
+        schedule: Order of each rank's actions, by name; by default 1F1B, or interleaved of several chunks.
+        extra_forwards: Warm-up forwards of each pipeline rank beyond 1F1B's, of schedules that have any.
+        p2p: How messages between stages are issued; by default as Megatron-LM and torch issue those of the schedule.
     """
 
     tensor: int
@@ -57,6 +65,41 @@ class Training:
     expert: int = 1
     sharded_optimizer: bool = False
     overlap_reduction: bool = False
+    schedule: str = ""
+    extra_forwards: tuple[int, ...] = ()
+    p2p: P2PMode | None = None
+
+    @property
+    def order(self) -> Schedule:
+        """The order of each rank's actions.
+
+        Raises:
+            UnknownName: If there is no such schedule.
+            UnsupportedShape: If it does not exist for this shape, or holds the model twice.
+        """
+        return order_of(self.order_name, self.stages, self.chunks, self.microbatches, self.extra_forwards)
+
+    @property
+    def shape(self) -> PipelineShape:
+        """Ranks, stages and microbatches of one pipeline."""
+        return _shape(self.order_name, self.stages, self.chunks, self.microbatches)
+
+    @property
+    def order_name(self) -> str:
+        """The schedule by name."""
+        return self.schedule or (REFERENCE if self.chunks == 1 else REFERENCE_OF_CHUNKS)
+
+    @property
+    def messages_hold_up(self) -> bool:
+        """Whether each action ends with the messages behind it: interleaved stages in blocking batches."""
+        return self.order_name == REFERENCE_OF_CHUNKS and (self.p2p is None or self.p2p in BLOCKING)
+
+    @property
+    def mode(self) -> P2PMode:
+        """How replay issues messages over a network."""
+        if self.messages_hold_up:
+            return "per-edge"
+        return self.p2p or ("grouped" if self.order.blocking else "in-order")
 
     @property
     def devices(self) -> int:
@@ -101,6 +144,30 @@ class Training:
             raise ScenarioError(f"{model.name} has no experts to share among {self.expert} expert-parallel ranks.")
 
 
+@lru_cache(maxsize=4096)
+def _shape(name: str, stages: int, chunks: int, microbatches: int) -> PipelineShape:
+    return PipelineShape(stages, microbatches, chunks, kind_of(name).placement if chunks > 1 else "loop")
+
+
+@lru_cache(maxsize=512)
+def order_of(name: str, stages: int, chunks: int, microbatches: int, extra: tuple[int, ...] = ()) -> Schedule:
+    """The order of a schedule for a shape.
+
+    Raises:
+        UnknownName: If there is no such schedule.
+        UnsupportedShape: If it does not exist for this shape, holds the model twice, or is made from costs.
+    """
+    kind = kind_of(name)
+    if kind.placement == "bidirectional":
+        raise UnsupportedShape(
+            f"{name} holds every stage twice, and what summing the gradients of both takes is not modelled.",
+            hint="take a schedule with one copy, as dualpipev",
+        )
+    if kind.needs_costs:
+        raise UnsupportedShape(f"{name} is made from costs, and shapes name orders alone.", hint="take another one")
+    return build_schedule(name, _shape(name, stages, chunks, microbatches), extra_forwards=extra or None)
+
+
 Group = Literal["tp", "cp", "ep", "gradients", "expert_gradients"]
 """Ranks that have collectives together: along a dimension, or those that share a parameter, of experts or of others."""
 _ALONG: Mapping[Group, Dimension] = {"tp": "tp", "cp": "cp", "ep": "ep", "gradients": "dp", "expert_gradients": "dp"}
@@ -113,7 +180,10 @@ class Transport(Protocol):
         """What a collective of the first such group takes, of that much over all its ranks."""
 
     def message_ns(self, payload_bytes: int, rank: int) -> int | None:
-        """What a message from a pipeline rank to the next one takes; None if messages take no time."""
+        """What a message from a pipeline rank to the next one takes, from the last to the first; None for no time."""
+
+    def link_ns(self, payload_bytes: int, rank: int) -> tuple[int, int] | None:
+        """What it occupies the link between two places for, and that link's latency; None inside one place."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,6 +212,10 @@ class WithinNode:
 
     def message_ns(self, payload_bytes: int, rank: int) -> int | None:  # noqa: ARG002 - none takes any time
         """No time."""
+        return None
+
+    def link_ns(self, payload_bytes: int, rank: int) -> tuple[int, int] | None:  # noqa: ARG002 - one place
+        """All in one place."""
         return None
 
 
@@ -176,9 +250,13 @@ class OverNetwork:
         """As the network has it."""
         key = "message", rank, payload_bytes
         if key not in self.known:
-            devices = self.pipeline[rank], self.pipeline[rank + 1]
+            devices = self.pipeline[rank], self.pipeline[(rank + 1) % len(self.pipeline)]
             self.known[key] = self.choice.network.transfer_ns(payload_bytes, *devices)
         return self.known[key]
+
+    def link_ns(self, payload_bytes: int, rank: int) -> tuple[int, int] | None:  # noqa: ARG002 - one place
+        """All in one place: messages wait for their own channel alone."""
+        return None
 
 
 @lru_cache(maxsize=4096)
