@@ -13,10 +13,11 @@ from helpers.recorded import ROOT
 from tracetool.estimate.estimating import estimate
 from tracetool.estimate.many import estimate_many
 from tracetool.estimate.stages import JobCosts, analytical_pipeline
-from tracetool.estimate.training import WithinNode
+from tracetool.estimate.training import WithinNode, placed
 from tracetool.model.scenario import Scenario
 from tracetool.model.timeline import measure
 from tracetool.network.file import NetworkChoice, read_network
+from tracetool.network.tiers import Network, Tier
 from tracetool.replays import replay
 
 if TYPE_CHECKING:
@@ -88,3 +89,17 @@ def test_halves_of_a_backward_fill_the_drain_as_the_closed_form_says() -> None:
     assert 0 < weight < backward - weight
     window = estimate(replace(job, training=how)).window_ns
     assert window == 16 * (forward + backward) + 3 * (forward + backward - 2 * weight)
+
+
+def test_the_way_from_the_last_rank_back_to_the_first_is_its_own() -> None:
+    """Two ranks in each of two DCs: of interleaved stages the last rank's output crosses back, neighbours' do not."""
+    tiers = Tier("dc", 2, 10**12), Tier("wan", 4, 10**9, 1_000_000, shared_by="pair")
+    choice = NetworkChoice(Network("two DCs", tiers))
+    job = drawn_jobs(5, 1)[0]
+    how = replace(job.training, tensor=1, context=1, data=1, expert=1, stages=4, chunks=2, p2p=None)
+    costs = JobCosts(job.model, job.device, how, placed(choice, how.degrees))
+    forwards = [costs.of(stage).forward_ns for stage in range(7)]
+    wan_ns = 1_000_000 + costs.payload
+    inside_ns = round(costs.payload / 1000)
+    crossing = wan_ns - inside_ns
+    assert [forward - forwards[0] for forward in forwards] == [0, crossing, 0, crossing, 0, crossing, 0]

@@ -102,7 +102,8 @@ class StageTimes(NamedTuple):
 class _Seats(NamedTuple):
     """Which rank has which stage: per rank its stages, per stage the hop to the next one.
 
-    A hop is named by the first of two neighbouring pipeline ranks; None within one rank.
+    A hop is named by the first of two neighbouring ranks, of the last and the first one by the last; None
+    within one rank.
     """
 
     stages: tuple[tuple[int, ...], ...]
@@ -112,7 +113,7 @@ class _Seats(NamedTuple):
 @lru_cache(maxsize=1024)
 def _seats(shape: PipelineShape) -> _Seats:
     ranks = [shape.rank_of(stage) for stage in range(shape.stages)]
-    hops = [None if a == b else min(a, b) if abs(a - b) == 1 else max(a, b) - 1 for a, b in pairwise(ranks)]
+    hops = [None if a == b else min(a, b) if abs(a - b) == 1 else max(a, b) for a, b in pairwise(ranks)]
     return _Seats(tuple(map(shape.stages_of, range(shape.ranks))), tuple(hops))
 
 
