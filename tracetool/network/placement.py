@@ -146,6 +146,17 @@ def place(degrees: Degrees, network: Network, rule: str = "", *, all_used: bool 
 
 def _devices(degrees: Degrees, network: Network, rule: str) -> tuple[int, ...]:
     """The device of each rank by a rule."""
+    along = offsets(degrees, network, rule)
+    return tuple(map(sum, product(*(along[name] for name in reversed(DIMENSIONS)))))
+
+
+def offsets(degrees: Degrees, network: Network, rule: str) -> dict[Dimension, list[int]]:
+    """By a rule, what each place along a dimension adds to a rank's device; of dp along its expert parallel groups.
+
+    Raises:
+        BadTopology: If the rule cannot be read, or the job does not fit the network by it.
+        UnknownName: If it names no dimension or tier.
+    """
     order, inside, spread = _read(rule, network)
     if degrees.ranks > network.devices:
         raise BadTopology(
@@ -169,10 +180,7 @@ def _devices(degrees: Degrees, network: Network, rule: str) -> tuple[int, ...]:
             f"by {rule!r} the job reaches over {used} devices, {network.name} has {network.devices}.",
             hint="spread fewer dimensions, or in another order",
         )
-    return tuple(
-        sum(_offset(at, steps[name]) for name, at in zip(reversed(DIMENSIONS), places, strict=True))
-        for places in product(*(range(degrees.wide(name)) for name in reversed(DIMENSIONS)))
-    )
+    return {name: [_offset(at, steps[name]) for at in range(degrees.wide(name))] for name in DIMENSIONS}
 
 
 def _nothing_uses(network: Network, number: int, fits: str) -> BadTopology:

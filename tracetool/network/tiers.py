@@ -52,7 +52,7 @@ class Tier:
     latency_ns: int = 0
     shared_by: SharedBy = "device"
     oversubscription: float = 1.0
-    connections: int = 1
+    connections: float = 1
     times: Sizes = ()
     rail_only: bool = False
 
@@ -65,6 +65,24 @@ class Tier:
         if figure == "oversubscription":
             return replace(self, oversubscription=value)
         return replace(self, size=round(value)) if figure == "size" else replace(self, connections=round(value))
+
+    def divided(self, users: int) -> Tier:
+        """What each of so many users has of what several devices share; single devices keep theirs, as connections do.
+
+        Args:
+            users: Who share it evenly.
+        """
+        if self.shared_by == "device":
+            return replace(self, oversubscription=self.oversubscription * users) if self.oversubscription > 1 else self
+        return replace(self.narrowed(users), connections=max(1, self.connections / users))
+
+    def narrowed(self, factor: float) -> Tier:
+        """The same with a bandwidth that all messages need so many times as long on."""
+        return replace(
+            self,
+            bandwidth_bytes_per_s=max(1, round(self.bandwidth_bytes_per_s / factor)),
+            times=tuple((size, round(ns * factor)) for size, ns in self.times),
+        )
 
     @property
     def text(self) -> str:

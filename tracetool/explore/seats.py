@@ -1,0 +1,363 @@
+"""A job's ranks on a network, where everything alike happens at the same time and shares what it passes.
+
+Groups of one kind run their collectives together, and all pipelines send from one stage to the next together: what
+several of them pass has for each only its share. Of a kind the slowest group stands for all. Pipelines that differ in
+where they cross the outermost tier are told apart. Where that tier is shared, messages that cross it pass one link per
+pair of its groups and direction, first come first served; its latency occupies nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from tracetool.errors import ScenarioError
+from tracetool.network.collectives import fitting, pattern
+from tracetool.network.placement import DIMENSIONS, offsets
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    import numpy as np
+
+    from tracetool.estimate.training import Group
+    from tracetool.network.collectives import Algorithm, Kind
+    from tracetool.network.link import Link
+    from tracetool.network.phases import Phase
+    from tracetool.network.placement import Degrees, Dimension
+    from tracetool.network.tiers import Network
+
+    Int64s = np.ndarray[Any, np.dtype[np.int64]]
+
+_VARIED: Mapping[Group, tuple[Dimension, ...]] = {
+    "tp": ("tp",),
+    "cp": ("cp",),
+    "ep": ("ep",),
+    "gradients": ("dp", "ep", "cp"),
+    "expert_gradients": ("dp", "cp"),
+}
+"""Dimensions that a group reaches over: of expert parallel ranks each has its own experts."""
+_OUTWARD = tuple(reversed(DIMENSIONS))
+_MARK = 10**15
+_APART = 1 + 1e-6
+"""Keeps an uplink's mark from being a port's."""
+
+
+@dataclass(frozen=True)
+class Groups:
+    """All groups of one kind.
+
+    Attributes:
+        unlike: Devices of one of each sort of them: those of a sort lie alike.
+        sharing: By tier, how many of them at most pass the same of it.
+    """
+
+    unlike: tuple[tuple[int, ...], ...]
+    sharing: tuple[int, ...]
+
+
+class Hop(NamedTuple):
+    """The way from a pipeline rank to the next one.
+
+    Attributes:
+        devices: Both, of one pipeline.
+        crossed: The tier at which they meet, by number.
+        sharing: By tier, how many messages at most pass the same of it where all pipelines send together.
+        of_one: Of these, those of one pipeline: of its tensor and context parallel ranks.
+    """
+
+    devices: tuple[int, int]
+    crossed: int
+    sharing: tuple[int, ...]
+    of_one: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Line:
+    """Pipelines that cross the same tiers at the same hops.
+
+    Attributes:
+        hops: From each rank to the next, the last one's to the first.
+        places: The group of the outermost tier that each rank is in, numbered from 0; none where nothing is shared.
+    """
+
+    hops: tuple[Hop, ...]
+    places: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Seats:
+    """A job on a network.
+
+    Attributes:
+        network: The network, as wide as it is.
+        groups: By kind.
+        lines: Pipelines that are unlike.
+    """
+
+    network: Network
+    groups: Mapping[Group, Groups]
+    lines: tuple[Line, ...]
+
+
+@lru_cache(maxsize=4096)
+def seats(network: Network, rule: str, degrees: Degrees) -> Seats:
+    """Put a job on a network.
+
+    Args:
+        network: Where it runs.
+        rule: By which (``network.placement``).
+        degrees: How wide it is.
+
+    Raises:
+        BadTopology: If it does not fit by that rule.
+    """
+    import numpy as np
+
+    along = offsets(degrees, network, rule)
+    grid = np.zeros((), np.int64)
+    for name in _OUTWARD:
+        grid = grid[..., None] + np.array(along[name], np.int64)
+    groups = {kind: _groups(network, grid, varied) for kind, varied in _VARIED.items()}
+    apart = grid.transpose([_OUTWARD.index(name) for name in ("pp", "dp", "ep", "cp", "tp")])
+    return Seats(network, groups, _lines(network, apart.reshape(degrees.pp, -1), degrees.cp * degrees.tp))
+
+
+def _groups(network: Network, grid: Int64s, varied: Sequence[Dimension]) -> Groups:
+    import numpy as np
+
+    axes = [_OUTWARD.index(name) for name in varied]
+    members = np.moveaxis(grid, axes, range(-len(axes), 0))
+    members = np.sort(members.reshape(-1, int(np.prod(members.shape[-len(axes) :]))), axis=1)
+    if members.shape[1] == 1:
+        return Groups((), ())
+    following = np.roll(members, -1, axis=1)
+    sharing = (_together(network, number, members, following) for number in range(1, len(network.tiers)))
+    return Groups(tuple(map(tuple, _unlike(network, members).tolist())), (1, *sharing))
+
+
+def _together(network: Network, number: int, src: Int64s, dst: Int64s) -> int:
+    """How many rows of pairs at most pass the same of a tier, each row counted once."""
+    import numpy as np
+
+    inner = network.inner_size(number)
+    one, other = src // inner, dst // inner
+    rows = np.broadcast_to(np.arange(len(src))[:, None], src.shape)
+    crossing = one != other
+    if not crossing.any():
+        return 1
+    passed = one[crossing]
+    if network.tiers[number].shared_by == "pair":
+        passed = passed * (network.devices // inner + 1) + other[crossing]
+    ways = np.unique(passed * len(src) + rows[crossing])
+    return int(np.unique(ways // len(src), return_counts=True)[1].max())
+
+
+def _unlike(network: Network, members: Int64s) -> Int64s:
+    """The first of each sort of rows, which lie alike in all tiers."""
+    import numpy as np
+
+    inner = np.concatenate([members // network.inner_size(number) for number in range(1, len(network.tiers))], axis=1)
+    wide = members.shape[1]
+    if not inner.shape[1]:
+        return members[:1]
+    firsts = np.repeat(inner[:, ::wide], wide, axis=1)
+    draw = np.random.default_rng(0).integers(1, 1 << 40, inner.shape[1])
+    return members[np.sort(np.unique((inner - firsts) @ draw, return_index=True)[1])]
+
+
+def _lines(network: Network, ranks: Int64s, of_one: int) -> tuple[Line, ...]:
+    """Of each sort of pipelines the first one.
+
+    Args:
+        network: Where they are.
+        ranks: Devices by stage, and by tensor and context parallel rank of each pipeline.
+        of_one: How many of these a pipeline has.
+    """
+    import numpy as np
+
+    following = np.roll(ranks, -1, axis=0)
+    tiers = range(1, len(network.tiers))
+    crossed = np.zeros_like(ranks)
+    for number in tiers:
+        crossed[ranks // network.inner_size(number) != following // network.inner_size(number)] = number
+
+    def together(pairs: tuple[Int64s, Int64s]) -> tuple[int, ...]:
+        return 1, *(_together(network, number, *(each[:, None] for each in pairs)) for number in tiers)
+
+    both = list(zip(ranks, following, strict=True))
+    shared = [(together(pair), together((pair[0][:of_one], pair[1][:of_one]))) for pair in both]
+    outer = ranks // network.inner_size(len(network.tiers) - 1)
+    apart = network.tiers[-1].shared_by != "device" or network.tiers[-1].oversubscription > 1
+    sorts = np.concatenate([crossed, outer - outer[:1] if apart else outer[:0]])
+    found = []
+    for column in np.sort(np.unique(sorts, axis=1, return_index=True)[1]).tolist():
+        numbers = {place: number for number, place in enumerate(dict.fromkeys(outer[:, column].tolist()))}
+        places = tuple(numbers[place] for place in outer[:, column].tolist()) if apart and len(numbers) > 1 else ()
+        pairs = zip(ranks[:, column].tolist(), following[:, column].tolist(), strict=True)
+        hops = zip(pairs, crossed[:, column].tolist(), shared, strict=True)
+        found.append(Line(tuple(Hop(pair, level, *by) for pair, level, by in hops), places))
+    return tuple(found)
+
+
+@lru_cache(maxsize=64)
+def _marked(network: Network) -> Network:
+    """The same with a bandwidth of its own for each sort of resource: what is worked out on it holds for any figures."""
+    tiers = tuple(
+        replace(
+            tier,
+            bandwidth_bytes_per_s=_MARK + 2 * number,
+            times=tuple((size, ns * _MARK + number) for size, ns in tier.times),
+            oversubscription=tier.oversubscription * _APART if tier.oversubscription > 1 else 1,
+        )
+        for number, tier in enumerate(network.tiers)
+    )
+    return replace(network, tiers=tiers)
+
+
+def _resources(marks: Network, network: Network, whole: Network) -> list[Link]:
+    """One of each sort of resource, tier by tier: port or link, uplink, connection.
+
+    Args:
+        marks: Tells which there are.
+        network: With what one of several has of what they share.
+        whole: With what all of them have: a connection is one pair's.
+    """
+    found = []
+    for number, (mark, tier, own) in enumerate(zip(marks.tiers, network.tiers, whole.tiers, strict=True)):
+        found.append(tier.link("", "", 0))
+        if mark.oversubscription > 1:
+            found.append(tier.link("", "", 0, network.inner_size(number) / tier.oversubscription))
+        if mark.connections > 1:
+            found.append(own.link("", "", 0, 1 / own.connections))
+    return found
+
+
+@lru_cache(maxsize=16384)
+def _phases(network: Network, kind: Kind, algorithm: Algorithm, devices: tuple[int, ...]) -> tuple[Phase, ...]:
+    """What a collective does, on marked resources, the fullest of each sort alone."""
+    return tuple(phase.slimmed() for phase in pattern(network, kind, algorithm, devices).phases)
+
+
+def _took_ns(
+    network: Network,
+    kind: Kind,
+    algorithm: Algorithm,
+    devices: tuple[int, ...],
+    links: Mapping[int, Link],
+    payload_bytes: int,
+) -> int:
+    """What a collective takes over links of each sort (``network.collectives.collective_ns``).
+
+    Raises:
+        ScenarioError: If the algorithm does not do that, or not with this group.
+    """
+    if algorithm != "auto":
+        return sum(
+            phase.latency_ns
+            + max(
+                (
+                    links[load.link.bandwidth_bytes_per_s].busy_ns(
+                        load.carried_bytes(payload_bytes), float(load.messages)
+                    )
+                    for load in phase.loads
+                ),
+                default=0,
+            )
+            for phase in _phases(_marked(network), kind, algorithm, devices)
+        )
+    took: list[int] = []
+    fault: ScenarioError | None = None
+    for one in fitting(kind):
+        if one != "halving":
+            try:
+                took.append(_took_ns(network, kind, one, devices, links, payload_bytes))
+            except ScenarioError as error:
+                fault = fault or error
+    if not took:
+        raise fault or ScenarioError(f"nothing does {kind}")
+    return min(took)
+
+
+@dataclass(frozen=True)
+class OverTiers:
+    """What carries collectives and messages of a job: see ``estimate.training.Transport``.
+
+    Attributes:
+        seats: Where its ranks are.
+        line: The pipeline that is replayed.
+        algorithms: How collectives of a dimension run; by default the fastest way.
+        outer_factor: How many times as long messages take on the outermost tier.
+        alone: Whether a message has all of what pipelines share for itself and its tensor and context parallel ranks.
+        known: What was asked before.
+    """
+
+    seats: Seats
+    line: Line
+    algorithms: Mapping[Dimension, Algorithm]
+    outer_factor: float = 1.0
+    alone: bool = False
+    known: dict[tuple[object, ...], Any] = field(default_factory=dict, compare=False)
+
+    def collective_ns(self, kind: Kind, group: Group, payload_bytes: int) -> int:
+        """The slowest of all such groups."""
+        groups = self.seats.groups[group]
+        dimension: Dimension = "dp" if group.endswith("gradients") else _VARIED[group][0]
+        key = kind, group, payload_bytes
+        if key not in self.known:
+            algorithm = self.algorithms.get(dimension, "auto")
+            links = self._links(groups.sharing)
+            network = self.seats.network
+            self.known[key] = max(
+                (_took_ns(network, kind, algorithm, devices, links, payload_bytes) for devices in groups.unlike),
+                default=0,
+            )
+        return int(self.known[key])
+
+    def _links(self, sharing: tuple[int, ...]) -> Mapping[int, Link]:
+        """What a group has of each sort of resource, by the bandwidth that marks it."""
+        if ("links", sharing) not in self.known:
+            whole = self._narrowed(self.seats.network)
+            mine = self._divided(whole, sharing) if sharing else whole
+            marks = _marked(self.seats.network)
+            self.known["links", sharing] = {
+                mark.bandwidth_bytes_per_s: link
+                for mark, link in zip(_resources(marks, marks, marks), _resources(marks, mine, whole), strict=True)
+            }
+        found: Mapping[int, Link] = self.known["links", sharing]
+        return found
+
+    @staticmethod
+    def _divided(network: Network, sharing: Sequence[int]) -> Network:
+        tiers = (tier.divided(by) for tier, by in zip(network.tiers, sharing, strict=True))
+        return replace(network, tiers=tuple(tiers))
+
+    def message_ns(self, payload_bytes: int, rank: int) -> int:
+        """On an idle network, but for the others that send at the same time."""
+        return sum(self._hop(payload_bytes, rank))
+
+    def link_ns(self, payload_bytes: int, rank: int) -> tuple[int, int] | None:
+        """Over the outermost tier, where its groups share it."""
+        places = self.line.places
+        if not places or places[rank] == places[(rank + 1) % len(places)]:
+            return None
+        return self._hop(payload_bytes, rank)
+
+    def _hop(self, payload_bytes: int, rank: int) -> tuple[int, int]:
+        hop = self.line.hops[rank]
+        sharing = hop.of_one if self.alone else hop.sharing
+        # Hops over the same tiers pass the same, but for their ports; over rails also where they are forwarded.
+        domain = self.seats.network.tiers[0].size
+        key = payload_bytes, hop.crossed, hop.devices[0] % domain == hop.devices[1] % domain, sharing
+        if key not in self.known:
+            path = self._narrowed(self._divided(self.seats.network, sharing)).path(*hop.devices)
+            self.known[key] = path.occupancy_ns(payload_bytes), path.latency_ns
+        occupied, latency = self.known[key]
+        return occupied, latency
+
+    def _narrowed(self, network: Network) -> Network:
+        if self.outer_factor == 1:
+            return network
+        return replace(network, tiers=(*network.tiers[:-1], network.tiers[-1].narrowed(self.outer_factor)))
