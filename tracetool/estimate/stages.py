@@ -75,10 +75,23 @@ def analytical_pipeline(
     training.check(model, device)
     transport = transport_of(device, training, choice)
     made = JobCosts(model, device, training, transport, timings)
-    order = training.order
-    stages = tuple(made.profile(stage) for stage in range(training.stages * training.chunks))
-    ranks = tuple(made.rank(rank, messages=choice is not None) for rank in range(training.stages))
-    return Pipeline(stages, ranks, order, "posted-ahead" if choice is None else training.mode, step=0)
+    return pipeline_of(training, made, messages=choice is not None)
+
+
+def pipeline_of(training: Training, costs: JobCosts, *, messages: bool = True) -> Pipeline:
+    """The pipeline of a job.
+
+    Args:
+        training: How it is trained.
+        costs: Its costs.
+        messages: Whether messages and collectives take time.
+
+    Raises:
+        UnsupportedShape: If its schedule does not exist for its shape.
+    """
+    stages = tuple(costs.profile(stage) for stage in range(training.shape.stages))
+    ranks = tuple(costs.rank(rank, messages=messages) for rank in range(training.stages))
+    return Pipeline(stages, ranks, training.order, training.mode if messages else "posted-ahead", step=0)
 
 
 class StageTimes(NamedTuple):
@@ -97,6 +110,19 @@ class StageTimes(NamedTuple):
     weight_ns: int
     to_next_ns: int
     to_previous_ns: int
+
+
+class Parts(NamedTuple):
+    """What the parts of a model take."""
+
+    ahead: Passes
+    layer: Passes
+    head: Passes
+
+
+def parts_of(costs: CurveCosts | TimedCosts) -> Parts:
+    """What the parts of a model take by costs of layers."""
+    return Parts(costs.ahead(), costs.layer(), costs.head())
 
 
 class _Seats(NamedTuple):
@@ -126,6 +152,7 @@ class JobCosts:
         training: How.
         transport: What carries collectives and messages.
         timings: Layer timings, in place of the device's curve.
+        parts: What layers take, where that was worked out before.
     """
 
     def __init__(
@@ -135,7 +162,9 @@ class JobCosts:
         training: Training,
         transport: Transport,
         timings: LayerTimings | None = None,
+        parts: Parts | None = None,
     ) -> None:
+        self.tensor = training.tensor
         self._model = model
         self._device = device
         self._training = training
@@ -143,12 +172,12 @@ class JobCosts:
         self._last = training.stages * training.chunks - 1
         self._seats = _seats(training.shape)
         self._timed = None if timings is None else TimedCosts(model, training, timings)
-        costs = self._timed or CurveCosts(model, device, training, transport)
-        self._layers = costs.layer().times(model.layers // (self._last + 1))
-        self._ahead = costs.ahead()
+        parts = parts or parts_of(self._timed or CurveCosts(model, device, training, transport))
+        self._layers = parts.layer.times(model.layers // (self._last + 1))
+        self._ahead = parts.ahead
         self._holds: dict[tuple[bool, bool], tuple[Parameters, int]] = {}
         self._tails: dict[tuple[bool, bool], tuple[TailPart, ...]] = {}
-        self._head = costs.head() if training.has_head else Passes(0, 0)
+        self._head = parts.head if training.has_head else Passes(0, 0)
         self.payload = BYTES * training.batch * training.sequence * model.hidden // training.context
 
     def _message_ns(self, stage: int) -> int:
@@ -217,8 +246,8 @@ class JobCosts:
             {kind: (cost,) * training.microbatches for kind, cost in costs.items()},
             forward_payload_bytes=None if is_last else self.payload,
             backward_payload_bytes=None if stage == 0 else self.payload,
-            forward_transfer_ns=times.to_next_ns,
-            backward_transfer_ns=times.to_previous_ns,
+            forward_transfer_ns=0 if is_last or self._link_ns(stage) else times.to_next_ns,
+            backward_transfer_ns=0 if stage == 0 or self._link_ns(stage - 1) else times.to_previous_ns,
             evidence="model",
         )
 
