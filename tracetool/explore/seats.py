@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tracetool.errors import ScenarioError
@@ -52,10 +53,14 @@ class Groups:
     Attributes:
         unlike: Devices of one of each sort of them: those of a sort lie alike.
         sharing: By tier, how many of them at most pass the same of it.
+        edges: By tier, how many neighbours in rings through all groups meet there.
+        pairs: By tier, how many ordered pairs of members of all groups meet there.
     """
 
     unlike: tuple[tuple[int, ...], ...]
     sharing: tuple[int, ...]
+    edges: tuple[int, ...]
+    pairs: tuple[int, ...]
 
 
 class Hop(NamedTuple):
@@ -66,12 +71,14 @@ class Hop(NamedTuple):
         crossed: The tier at which they meet, by number.
         sharing: By tier, how many messages at most pass the same of it where all pipelines send together.
         of_one: Of these, those of one pipeline: of its tensor and context parallel ranks.
+        pairs: By tier, how many messages of all pipelines meet there.
     """
 
     devices: tuple[int, int]
     crossed: int
     sharing: tuple[int, ...]
     of_one: tuple[int, ...]
+    pairs: tuple[int, ...]
 
 
 @dataclass(frozen=True)
@@ -132,10 +139,42 @@ def _groups(network: Network, grid: Int64s, varied: Sequence[Dimension]) -> Grou
     members = np.moveaxis(grid, axes, range(-len(axes), 0))
     members = np.sort(members.reshape(-1, int(np.prod(members.shape[-len(axes) :]))), axis=1)
     if members.shape[1] == 1:
-        return Groups((), ())
+        return Groups((), (), (), ())
     following = np.roll(members, -1, axis=1)
     sharing = (_together(network, number, members, following) for number in range(1, len(network.tiers)))
-    return Groups(tuple(map(tuple, _unlike(network, members).tolist())), (1, *sharing))
+    return Groups(
+        tuple(map(tuple, _unlike(network, members).tolist())),
+        (1, *sharing),
+        _meeting(network, members, following),
+        _pairs(network, members),
+    )
+
+
+def _crossed(network: Network, src: Int64s, dst: Int64s) -> Int64s:
+    """The tier at which devices meet, by number."""
+    import numpy as np
+
+    crossed = np.zeros_like(src)
+    for number in range(1, len(network.tiers)):
+        crossed[src // network.inner_size(number) != dst // network.inner_size(number)] = number
+    return crossed
+
+
+def _meeting(network: Network, src: Int64s, dst: Int64s) -> tuple[int, ...]:
+    import numpy as np
+
+    return tuple(np.bincount(_crossed(network, src, dst).ravel(), minlength=len(network.tiers)).tolist())
+
+
+def _pairs(network: Network, members: Int64s) -> tuple[int, ...]:
+    import numpy as np
+
+    rows = np.arange(len(members))[:, None]
+    within = []
+    for tier in network.tiers:
+        key = members // tier.size + rows * (network.devices // tier.size + 1)
+        within.append(int((np.unique(key, return_counts=True)[1] ** 2).sum()))
+    return tuple(more - fewer for fewer, more in pairwise((members.size, *within)))
 
 
 def _together(network: Network, number: int, src: Int64s, dst: Int64s) -> int:
@@ -180,15 +219,15 @@ def _lines(network: Network, ranks: Int64s, of_one: int) -> tuple[Line, ...]:
 
     following = np.roll(ranks, -1, axis=0)
     tiers = range(1, len(network.tiers))
-    crossed = np.zeros_like(ranks)
-    for number in tiers:
-        crossed[ranks // network.inner_size(number) != following // network.inner_size(number)] = number
+    crossed = _crossed(network, ranks, following)
 
     def together(pairs: tuple[Int64s, Int64s]) -> tuple[int, ...]:
         return 1, *(_together(network, number, *(each[:, None] for each in pairs)) for number in tiers)
 
     both = list(zip(ranks, following, strict=True))
-    shared = [(together(pair), together((pair[0][:of_one], pair[1][:of_one]))) for pair in both]
+    shared = [
+        (together(pair), together((pair[0][:of_one], pair[1][:of_one])), _meeting(network, *pair)) for pair in both
+    ]
     outer = ranks // network.inner_size(len(network.tiers) - 1)
     apart = network.tiers[-1].shared_by != "device" or network.tiers[-1].oversubscription > 1
     sorts = np.concatenate([crossed, outer - outer[:1] if apart else outer[:0]])

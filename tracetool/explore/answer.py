@@ -1,0 +1,253 @@
+"""What a search is worth: the best plan beside others, what each axis alone would have reached, and how sure that is."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, NamedTuple
+
+from tracetool.errors import TraceToolError
+from tracetool.explore.crossing import tier_bytes
+from tracetool.explore.judge import Judge
+from tracetool.explore.search import RIVAL_RATIO, search
+from tracetool.explore.space import DEGREES
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from tracetool.explore.judge import Judged
+    from tracetool.explore.plan import Plan, Workload
+    from tracetool.explore.search import Found
+    from tracetool.explore.space import AxisName, Space
+    from tracetool.model.notice import Progress
+
+CHOICES: Mapping[str, tuple[AxisName, ...]] = {
+    "degrees": DEGREES,
+    "placement": ("placement",),
+    "schedule": ("schedule", "depth", "chunks", "p2p"),
+    "microbatch": ("microbatch",),
+    "recompute": ("recompute",),
+    "network": ("collectives", "beside", "sharing", "routing", "compression"),
+}
+"""What people decide, each with the axes it is made of."""
+_OFF = 0.2
+"""By how much each figure is taken to be off, either way."""
+_RECHECKED = 100
+"""So many of the fastest plans are judged anew where a figure is off."""
+
+
+class Alternative(NamedTuple):
+    """What another way of choosing reaches.
+
+    Attributes:
+        name: What is chosen, or by whom.
+        judged: The best of it; None if nothing of it can run.
+        reason: Why not.
+    """
+
+    name: str
+    judged: Judged | None
+    reason: str = ""
+
+
+class Turned(NamedTuple):
+    """A figure which, if it were off, would change the answer.
+
+    Attributes:
+        figure: Which, as ``wan bandwidth``.
+        change_ratio: By how much it was taken to be off.
+        judged: The plan that is best then.
+        lost_ratio: What today's best plan would take longer than that one.
+    """
+
+    figure: str
+    change_ratio: float
+    judged: Judged
+    lost_ratio: float
+
+
+@dataclass(frozen=True)
+class Exploration:
+    """The answer to a search.
+
+    Attributes:
+        space: What was searched.
+        found: What the search found.
+        base: The plan that it is compared with.
+        alone: Each choice alone, everything else as the base has it.
+        one_by_one: All of them, one after another, each kept.
+        baselines: What other ways of choosing reach.
+        rivals: Plans that are unlike the best one, and within the error of it.
+        front: Plans none of which another one beats in step, memory and bytes over the outermost tier.
+        turned: Figures that would change the answer.
+        error_ratio: How far off a step may be; None if nothing tells.
+    """
+
+    space: Space
+    found: Found
+    base: Judged
+    alone: tuple[Alternative, ...]
+    one_by_one: Judged
+    baselines: tuple[Alternative, ...]
+    rivals: tuple[Judged, ...]
+    front: tuple[Judged, ...]
+    turned: tuple[Turned, ...]
+    error_ratio: float | None = None
+
+    @property
+    def best(self) -> Judged | None:
+        """The fastest plan that can run."""
+        return self.found.best
+
+
+class Speedup(NamedTuple):
+    """Both ways to say how much faster something is.
+
+    Attributes:
+        faster_ratio: T0 / T1 - 1: so many more steps in the same time.
+        shorter_ratio: 1 - T1 / T0: so much less time for a step.
+    """
+
+    faster_ratio: float
+    shorter_ratio: float
+
+
+def speedup(base_ns: int, other_ns: int) -> Speedup:
+    """Of a step over another one.
+
+    Args:
+        base_ns: T0.
+        other_ns: T1.
+    """
+    return Speedup(base_ns / other_ns - 1, 1 - other_ns / base_ns)
+
+
+def explore(
+    space: Space,
+    *,
+    compared: Mapping[str, Plan] | None = None,
+    error_ratio: float | None = None,
+    time_limit_s: float | None = None,
+    progress: Progress | None = None,
+) -> Exploration:
+    """Search a space, and tell what its best plan is worth.
+
+    Args:
+        space: The space.
+        compared: Plans to compare with, by name.
+        error_ratio: How far off a step may be, if that is known.
+        time_limit_s: For the search: after which the best plan so far is the answer.
+        progress: Told how many candidates there are, and how many are done.
+
+    Raises:
+        BadTopology: If the job does not fit on the network.
+        ScenarioError: If the space holds no plan.
+    """
+    judge = Judge(space.workload)
+    margin = RIVAL_RATIO if error_ratio is None else error_ratio
+    found = search(space, judge, time_limit_s=time_limit_s, rival_ratio=margin, progress=progress)
+    (base,) = judge.judge([space.base])
+    alone = tuple(_alternative(name, space.only(*axes), judge) for name, axes in CHOICES.items())
+    best = found.best
+    return Exploration(
+        space=space,
+        found=found,
+        base=base,
+        alone=alone,
+        one_by_one=_one_by_one(space, base, judge),
+        baselines=tuple(_baselines(space, judge, compared or {})),
+        rivals=() if best is None else tuple(_rivals(found, best, margin)),
+        front=_front(found.judged, space.workload),
+        turned=() if best is None else tuple(_turned(space.workload, found)),
+        error_ratio=error_ratio,
+    )
+
+
+def _alternative(name: str, space: Space, judge: Judge) -> Alternative:
+    try:
+        found = search(space, judge, rival_ratio=0)
+    except TraceToolError as error:
+        return Alternative(name, None, error.message)
+    reason = "" if found.best else ", ".join(found.refused) or "nothing fits"
+    return Alternative(name, found.best, reason)
+
+
+def _one_by_one(space: Space, base: Judged, judge: Judge) -> Judged:
+    """Choices made one after another in the order of ``CHOICES``, each the best for what was chosen before."""
+    now = base
+    for axes in CHOICES.values():
+        chosen = _alternative("", replace(space, base=now.plan).only(*axes), judge).judged
+        if chosen is not None and (not now.runs or chosen.step_ns < now.step_ns):
+            now = chosen
+    return now
+
+
+def _baselines(space: Space, judge: Judge, compared: Mapping[str, Plan]) -> Iterator[Alternative]:
+    """What people or systems choose that leave an axis out; as far as these axes say it."""
+    for name, plan in compared.items():
+        (judged,) = judge.judge([plan])
+        yield Alternative(name, judged if judged.runs else None, judged.refusal)
+    scheduled = space.only(*CHOICES["schedule"])
+    yield _alternative("schedule only (as CrossPipe)", scheduled, judge)
+    yield _alternative("placement only (as Sailor)", space.only(*DEGREES, "placement", "microbatch", "recompute"), judge)
+    outer = space.workload.choice.network.tiers[-1].name
+    turns = space.only(*DEGREES, "microbatch")
+    turns = replace(
+        turns,
+        given={**turns.given, "placement": (f"pp across {outer}",), "schedule": ("1f1b",), "sharing": ("temporal",)},
+    )
+    yield _alternative("stages over the link, in turns (as Atlas)", turns, judge)
+
+
+def _rivals(found: Found, best: Judged, margin: float) -> Iterator[Judged]:
+    """Of each sort of plans that are within the error of the best one, the fastest."""
+    seen = {_sort(best.plan)}
+    for judged in found.judged:
+        if judged.step_ns > best.step_ns * (1 + margin):
+            return
+        if _sort(judged.plan) not in seen:
+            seen.add(_sort(judged.plan))
+            yield judged
+
+
+def _sort(plan: Plan) -> tuple[object, ...]:
+    training = plan.training
+    return training.degrees, training.order_name, training.chunks, plan.placement, training.recompute, training.batch
+
+
+def _front(judged: Sequence[Judged], workload: Workload) -> tuple[Judged, ...]:
+    """Plans none of which another one beats in step, memory and bytes over the outermost tier."""
+    front: list[tuple[tuple[int, int], Judged]] = []
+    for one in judged:
+        known = [figures for figures, _ in front]
+        if any(kept[0] <= one.peak_hbm_bytes and kept[1] == 0 for kept in known):
+            continue
+        figures = one.peak_hbm_bytes, tier_bytes(workload, one.plan)[-1]
+        if not any(kept[0] <= figures[0] and kept[1] <= figures[1] for kept in known):
+            front.append((figures, one))
+    return tuple(one for _, one in front)
+
+
+def figures_off(workload: Workload) -> Iterator[tuple[str, float, Workload]]:
+    """The workload with one figure off by a fifth, either way."""
+    choice, device = workload.choice, workload.device
+    for change in (-_OFF, _OFF):
+        for tier in choice.network.tiers:
+            with_bandwidth = choice.with_figure(tier.name, "bandwidth", tier.bandwidth_bytes_per_s * (1 + change))
+            yield f"{tier.name} bandwidth", change, replace(workload, choice=with_bandwidth)
+            if tier.latency_ns:
+                with_latency = choice.with_figure(tier.name, "latency", tier.latency_ns * (1 + change))
+                yield f"{tier.name} latency", change, replace(workload, choice=with_latency)
+        faster = replace(device, peak_flops=round(device.peak_flops * (1 + change)))
+        yield f"{device.name} speed", change, replace(workload, device=faster)
+        if device.hbm_bandwidth_bytes_per_s:
+            moved = replace(device, hbm_bandwidth_bytes_per_s=round(device.hbm_bandwidth_bytes_per_s * (1 + change)))
+            yield f"{device.name} memory bandwidth", change, replace(workload, device=moved)
+
+
+def _turned(workload: Workload, found: Found) -> Iterator[Turned]:
+    plans = [judged.plan for judged in found.judged[:_RECHECKED]]
+    for figure, change, other in figures_off(workload):
+        done = Judge(other).judge(plans)
+        winner = min((one for one in done if one.runs), key=lambda one: one.step_ns, default=done[0])
+        if winner.step_ns < done[0].step_ns and _sort(winner.plan) != _sort(plans[0]):
+            yield Turned(figure, change, winner, done[0].step_ns / winner.step_ns - 1)
