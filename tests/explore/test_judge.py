@@ -12,7 +12,7 @@ from helpers.drawn_jobs import drawn_jobs
 from tracetool.estimate.many import estimate_many
 from tracetool.estimate.stages import pipeline_of
 from tracetool.explore.judge import Judge, links_of
-from tracetool.explore.plan import Plan, Workload, pipelines_sharing
+from tracetool.explore.plan import JobPlan, Workload, pipelines_sharing
 from tracetool.model.scenario import Scenario
 from tracetool.model.timeline import measure
 from tracetool.network.file import NetworkChoice
@@ -30,7 +30,7 @@ TIERS = (
 RULES = ("tp,cp,dp,pp across wan", "tp,cp,pp,dp", "tp in hb, pp across wan", "tp in hb, dp across wan")
 
 
-def plans(seed: int, count: int) -> Iterator[tuple[Workload, Plan]]:
+def plans(seed: int, count: int) -> Iterator[tuple[Workload, JobPlan]]:
     """Drawn jobs of four stages, placed one way or another over two DCs."""
     draw = Random(seed)  # noqa: S311 - no secret
     orders = [("", 1), ("", 2), ("zb-h1", 1), ("zb-v", 2), ("geopipe", 1), ("gpipe", 1)]
@@ -43,7 +43,7 @@ def plans(seed: int, count: int) -> Iterator[tuple[Workload, Plan]]:
         )  # fmt: skip
         rule = draw.choice(RULES[2:])
         choice = NetworkChoice(Network("two DCs", TIERS))
-        yield Workload(job.model, job.device, choice, 1 << 60), Plan(how, rule, sharing=draw.choice(["spatial"]))
+        yield Workload(job.model, job.device, choice, 1 << 60), JobPlan(how, rule, sharing=draw.choice(["spatial"]))
 
 
 def test_a_plan_takes_what_replays_of_its_pipelines_over_links_take() -> None:
@@ -59,7 +59,7 @@ def test_a_plan_takes_what_replays_of_its_pipelines_over_links_take() -> None:
             crossing += crosses
             metrics = measure(replay(pipeline, pipeline.observed, scenario).timeline)
             steps.append(metrics.step_ns)
-            peaks.append(max(metrics.peak_hbm_bytes))
+            peaks.append(max(peak or 0 for peak in metrics.peak_hbm_bytes))
         # Links have whole bytes per second, so that what messages occupy is rounded.
         assert done.step_ns == pytest.approx(max(steps), rel=1e-6)
         assert done.peak_hbm_bytes == max(peaks)
@@ -71,7 +71,7 @@ def test_a_plan_inside_one_dc_takes_what_an_estimate_says() -> None:
     jobs = [job for job in drawn_jobs(2, 60) if job.training.devices <= 256]
     for job, done in zip(jobs, estimate_many(jobs, NetworkChoice(Network("one DC", TIERS[:2]))), strict=True):
         workload = Workload(job.model, job.device, NetworkChoice(Network("one DC", TIERS[:2])), 1 << 60)
-        (judged,) = Judge(workload).judge([Plan(job.training)])
+        (judged,) = Judge(workload).judge([JobPlan(job.training)])
         assert (judged.step_ns, judged.window_ns) == (done.step_ns, done.window_ns)
         assert judged.peak_hbm_bytes == max(done.peak_hbm_bytes)
 
@@ -81,7 +81,7 @@ def test_taking_turns_on_a_link_is_pipelines_side_by_side() -> None:
     workload, drawn = next(plans(3, 1))
     how = replace(drawn.training, schedule="", chunks=1, extra_forwards=(), p2p="per-edge", data=2, context=1, tensor=8)
     judge = Judge(workload)
-    spatial, temporal = (Plan(how, RULES[2], sharing=sharing) for sharing in ("spatial", "temporal"))
+    spatial, temporal = (JobPlan(how, RULES[2], sharing=sharing) for sharing in ("spatial", "temporal"))
     over, _ = judge.costs(temporal)[0]
     assert pipelines_sharing(over.line) == 2
     both = judge.judge([spatial, temporal])

@@ -4,18 +4,25 @@ from __future__ import annotations
 
 from dataclasses import replace
 from random import Random
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tracetool.explore.seats import OverTiers, seats
+from tracetool.explore.seats import seats
+from tracetool.explore.transport import OverTiers
 from tracetool.network.collectives import collective_ns, fitting
 from tracetool.network.placement import Degrees
 from tracetool.network.tiers import Network, Tier
 
+if TYPE_CHECKING:
+    from tracetool.estimate.training import Group
+    from tracetool.network.collectives import Algorithm, Kind
+
 GIGABYTE = 10**9
+ASKED: tuple[tuple[Kind, Group], ...] = (("allreduce", "gradients"), ("allgather", "tp"), ("alltoall", "ep"))
 
 
-def two_dcs(**wan: object) -> Network:
+def two_dcs(**wan: Any) -> Network:
     tiers = Tier("hb", 8, 400 * GIGABYTE), Tier("dc", 32, 50 * GIGABYTE, 5_000)
     outer = replace(Tier("wan", 64, 100 * GIGABYTE, 1_000_000, shared_by="pair"), **wan)
     return Network("two DCs", (*tiers, outer))
@@ -68,14 +75,15 @@ def test_collectives_are_those_of_a_network_with_a_share_of_everything() -> None
             tp=draw.choice([1, 2, 4]), cp=draw.choice([1, 2]), ep=draw.choice([1, 2]), dp=draw.choice([2, 4]),
             pp=draw.choice([1, 2]),
         )  # fmt: skip
-        shared = draw.choice([{"shared_by": "pair"}, {"shared_by": "group"}, {"oversubscription": 4.0}])
-        names = list("tp cp ep dp pp".split())
+        shared: dict[str, Any] = draw.choice([{"shared_by": "pair"}, {"shared_by": "group"}, {"oversubscription": 4.0}])
+        names = ["tp", "cp", "ep", "dp", "pp"]
         draw.shuffle(names)
         network = two_dcs(**shared, connections=draw.choice([1, 4]))
         over = _over(network, ",".join(names), degrees)
-        for kind, group in (("allreduce", "gradients"), ("allgather", "tp"), ("alltoall", "ep")):
+        for kind, group in ASKED:
             groups = over.seats.groups[group]
-            for algorithm in ("auto", *fitting(kind)):
+            algorithms: tuple[Algorithm, ...] = ("auto", *fitting(kind))
+            for algorithm in algorithms:
                 payload = draw.randrange(10**6, 10**9)
                 asked = replace(over, algorithms=dict.fromkeys(("tp", "cp", "ep", "dp"), algorithm), known={})
                 tiers = (t.divided(by) for t, by in zip(network.tiers, groups.sharing, strict=True))

@@ -17,6 +17,7 @@ from tracetool.cli.compare import compare
 from tracetool.cli.debug import DEBUG, debugged, write_bundle
 from tracetool.cli.estimate import estimate
 from tracetool.cli.explain import explain
+from tracetool.cli.explore import explore
 from tracetool.cli.help import completion, config, print_help
 from tracetool.cli.info import info
 from tracetool.cli.ingest import ingest
@@ -54,8 +55,8 @@ def cli() -> None:
 
 
 for command in (
-    ingest, info, replay, report, advise, sweep, estimate, explain, overlap, validate, compare, baseline, network,
-    paper, sql, schedules, config, completion, print_help,
+    ingest, info, replay, report, advise, sweep, estimate, explore, explain, overlap, validate, compare, baseline,
+    network, paper, sql, schedules, config, completion, print_help,
 ):  # fmt: skip
     cli.add_command(command)
 for _, command in leaves(cli):

@@ -32,7 +32,7 @@ _COMPUTE = {
 _TO_NEXT, _TO_PREVIOUS = 4, 6
 
 
-class Held(NamedTuple):
+class HeldMost(NamedTuple):
     """Microbatches that a rank's stages hold at most, each stage's counted by itself.
 
     Attributes:
@@ -45,7 +45,7 @@ class Held(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Form:
+class OrderForm:
     """Jobs of one order, whose messages pass the same.
 
     Attributes:
@@ -58,7 +58,7 @@ class Form:
     compiled: Compiled
     rows: Int32s
     last: Int32s
-    held: tuple[Held, ...]
+    held: tuple[HeldMost, ...]
 
 
 def between_places(places: tuple[int, ...]) -> Topology:
@@ -89,7 +89,7 @@ class OrderKey(NamedTuple):
 
 
 @lru_cache(maxsize=256)
-def form_of(key: OrderKey, mode: P2PMode, places: tuple[int, ...] = ()) -> Form:
+def form_of(key: OrderKey, mode: P2PMode, places: tuple[int, ...] = ()) -> OrderForm:
     """Compile an order.
 
     Args:
@@ -121,11 +121,11 @@ def form_of(key: OrderKey, mode: P2PMode, places: tuple[int, ...] = ()) -> Form:
         else:
             rows[way.arrive] = first + 1
     last = compiled.graph.compute[compiled.graph.flow.first[1:] - 1].astype(np.int32)
-    return Form(compiled, rows, last, held_by(key))
+    return OrderForm(compiled, rows, last, held_by(key))
 
 
 @lru_cache(maxsize=4096)
-def held_by(key: OrderKey) -> tuple[Held, ...]:
+def held_by(key: OrderKey) -> tuple[HeldMost, ...]:
     """What each rank holds at most: a stage's part of a microbatch from its forward to its backward, or W."""
     order = order_of(*key)
     final = order.shape.stages - 1
@@ -140,5 +140,5 @@ def held_by(key: OrderKey) -> tuple[Held, ...]:
             else:
                 inside = max(inside, level)
             level -= action.kind in (ActionKind.BACKWARD, ActionKind.BACKWARD_WEIGHT)
-        held.append(Held(inside, last))
+        held.append(HeldMost(inside, last))
     return tuple(held)

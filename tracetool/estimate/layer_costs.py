@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from tracetool.estimate.device import Accelerator
     from tracetool.estimate.timings import LayerTimings, Rows
-    from tracetool.estimate.training import Training, Transport
+    from tracetool.estimate.training import CollectiveTransport, Training
     from tracetool.estimate.transformer import Transformer
 
 BYTES = 2
@@ -71,7 +71,9 @@ class CurveCosts:
         transport: What carries collectives.
     """
 
-    def __init__(self, model: Transformer, device: Accelerator, training: Training, transport: Transport) -> None:
+    def __init__(
+        self, model: Transformer, device: Accelerator, training: Training, transport: CollectiveTransport
+    ) -> None:
         self._model = model
         self._device = device
         self._training = training

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from tracetool.estimate.estimating import Job
-    from tracetool.estimate.form import Form
+    from tracetool.estimate.form import OrderForm
     from tracetool.model.notice import Progress
     from tracetool.model.pipeline import P2PMode
     from tracetool.network.file import NetworkChoice
@@ -63,7 +63,7 @@ def _costs(job: Job, choice: NetworkChoice) -> JobCosts:
         return JobCosts(job.model, job.device, job.training, transport_of(job.device, job.training, choice))
 
 
-def estimates_of(form: Form, jobs: Sequence[Job], costs: Sequence[JobCosts]) -> Iterator[Estimate]:
+def estimates_of(form: OrderForm, jobs: Sequence[Job], costs: Sequence[JobCosts]) -> Iterator[Estimate]:
     """Replay jobs of one form together.
 
     Args:
@@ -82,7 +82,7 @@ def estimates_of(form: Form, jobs: Sequence[Job], costs: Sequence[JobCosts]) -> 
         yield _estimate(form, job, each, ended, compute)
 
 
-def _estimate(form: Form, job: Job, costs: JobCosts, ended: Sequence[int], compute: int) -> Estimate:
+def _estimate(form: OrderForm, job: Job, costs: JobCosts, ended: Sequence[int], compute: int) -> Estimate:
     ranks = range(job.training.stages)
     tails = [{part.kind: part.duration_ns for part in costs.tail(rank)} for rank in ranks]
     return Estimate(

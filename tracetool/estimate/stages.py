@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from tracetool.estimate.device import Accelerator
-    from tracetool.estimate.form import Held
-    from tracetool.estimate.memory import Held as Parameters
+    from tracetool.estimate.form import HeldMost
+    from tracetool.estimate.memory import Held
     from tracetool.estimate.timings import LayerTimings
     from tracetool.estimate.training import Group, Training, Transport
     from tracetool.estimate.transformer import Transformer
@@ -112,7 +112,7 @@ class StageTimes(NamedTuple):
     to_previous_ns: int
 
 
-class Parts(NamedTuple):
+class ModelParts(NamedTuple):
     """What the parts of a model take."""
 
     ahead: Passes
@@ -120,9 +120,9 @@ class Parts(NamedTuple):
     head: Passes
 
 
-def parts_of(costs: CurveCosts | TimedCosts) -> Parts:
+def parts_of(costs: CurveCosts | TimedCosts) -> ModelParts:
     """What the parts of a model take by costs of layers."""
-    return Parts(costs.ahead(), costs.layer(), costs.head())
+    return ModelParts(costs.ahead(), costs.layer(), costs.head())
 
 
 class _Seats(NamedTuple):
@@ -162,7 +162,7 @@ class JobCosts:
         training: Training,
         transport: Transport,
         timings: LayerTimings | None = None,
-        parts: Parts | None = None,
+        parts: ModelParts | None = None,
     ) -> None:
         self.tensor = training.tensor
         self._model = model
@@ -175,7 +175,7 @@ class JobCosts:
         parts = parts or parts_of(self._timed or CurveCosts(model, device, training, transport))
         self._layers = parts.layer.times(model.layers // (self._last + 1))
         self._ahead = parts.ahead
-        self._holds: dict[tuple[bool, bool], tuple[Parameters, int]] = {}
+        self._holds: dict[tuple[bool, bool], tuple[Held, int]] = {}
         self._tails: dict[tuple[bool, bool], tuple[TailPart, ...]] = {}
         self._head = parts.head if training.has_head else Passes(0, 0)
         self.payload = BYTES * training.batch * training.sequence * model.hidden // training.context
@@ -267,7 +267,7 @@ class JobCosts:
         """What belongs to a pipeline rank."""
         return RankProfile(rank=rank, static_bytes=self.static_bytes(rank), tail=self.tail(rank) if messages else ())
 
-    def _holding(self, stage: int) -> tuple[Parameters, int]:
+    def _holding(self, stage: int) -> tuple[Held, int]:
         """Parameters of a stage on one device, and its static bytes: those between first and last are equal."""
         place = stage == 0, stage == self._last
         if place not in self._holds:
@@ -279,7 +279,7 @@ class JobCosts:
         """Weights, gradients and optimizer of one device of a pipeline rank."""
         return sum(self._holding(stage)[1] for stage in self._seats.stages[rank])
 
-    def peaks_bytes(self, held: Sequence[Held]) -> tuple[int, ...]:
+    def peaks_bytes(self, held: Sequence[HeldMost]) -> tuple[int, ...]:
         """Highest allocation of each pipeline rank, which holds so much of microbatches."""
         kept = self.kept_bytes()
         inside, last = (transient_bytes(self._model, self._training, is_last=is_last) for is_last in (False, True))

@@ -173,11 +173,15 @@ Group = Literal["tp", "cp", "ep", "gradients", "expert_gradients"]
 _ALONG: Mapping[Group, Dimension] = {"tp": "tp", "cp": "cp", "ep": "ep", "gradients": "dp", "expert_gradients": "dp"}
 
 
-class Transport(Protocol):
-    """What carries collectives and messages."""
+class CollectiveTransport(Protocol):
+    """What carries collectives."""
 
     def collective_ns(self, kind: Kind, group: Group, payload_bytes: int) -> int:
         """What a collective of the first such group takes, of that much over all its ranks."""
+
+
+class Transport(CollectiveTransport, Protocol):
+    """What carries collectives and messages."""
 
     def message_ns(self, payload_bytes: int, rank: int) -> int | None:
         """What a message from a pipeline rank to the next one takes, from the last to the first; None for no time."""

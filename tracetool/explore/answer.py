@@ -1,21 +1,21 @@
-"""What a search is worth: the best plan beside others, what each axis alone would have reached, and how sure that is."""
+"""What a search is worth: the best plan beside others, what each choice alone would have reached, how sure that is."""
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, NamedTuple
 
 from tracetool.errors import TraceToolError
-from tracetool.explore.crossing import tier_bytes
 from tracetool.explore.judge import Judge
-from tracetool.explore.search import RIVAL_RATIO, search
-from tracetool.explore.space import DEGREES
+from tracetool.explore.search import EXHAUSTIVE, RIVAL_RATIO, PlanSearch
+from tracetool.explore.space import DEGREES, schedules
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Mapping
 
     from tracetool.explore.judge import Judged
-    from tracetool.explore.plan import Plan, Workload
+    from tracetool.explore.plan import JobPlan, Workload
     from tracetool.explore.search import Found
     from tracetool.explore.space import AxisName, Space
     from tracetool.model.notice import Progress
@@ -31,6 +31,8 @@ CHOICES: Mapping[str, tuple[AxisName, ...]] = {
 """What people decide, each with the axes it is made of."""
 _OFF = 0.2
 """By how much each figure is taken to be off, either way."""
+_BUDGETS = 8
+_LESS_MEMORY = 0.85
 _RECHECKED = 100
 """So many of the fastest plans are judged anew where a figure is off."""
 
@@ -77,7 +79,8 @@ class Exploration:
         one_by_one: All of them, one after another, each kept.
         baselines: What other ways of choosing reach.
         rivals: Plans that are unlike the best one, and within the error of it.
-        front: Plans none of which another one beats in step, memory and bytes over the outermost tier.
+        unproven: The best of schedules that were never compared with a recorded step.
+        front: The fastest plan, and the fastest ones within less and less memory.
         turned: Figures that would change the answer.
         error_ratio: How far off a step may be; None if nothing tells.
     """
@@ -86,8 +89,9 @@ class Exploration:
     found: Found
     base: Judged
     alone: tuple[Alternative, ...]
-    one_by_one: Judged
+    one_by_one: Alternative
     baselines: tuple[Alternative, ...]
+    unproven: Alternative
     rivals: tuple[Judged, ...]
     front: tuple[Judged, ...]
     turned: tuple[Turned, ...]
@@ -124,7 +128,7 @@ def speedup(base_ns: int, other_ns: int) -> Speedup:
 def explore(
     space: Space,
     *,
-    compared: Mapping[str, Plan] | None = None,
+    compared: Mapping[str, JobPlan] | None = None,
     error_ratio: float | None = None,
     time_limit_s: float | None = None,
     progress: Progress | None = None,
@@ -144,51 +148,56 @@ def explore(
     """
     judge = Judge(space.workload)
     margin = RIVAL_RATIO if error_ratio is None else error_ratio
-    found = search(space, judge, time_limit_s=time_limit_s, rival_ratio=margin, progress=progress)
+    ends = None if time_limit_s is None else time.monotonic() + time_limit_s
+    whole = PlanSearch(space, judge)
+    found = whole.run(ends=ends, exhaustive=EXHAUSTIVE, rival_ratio=margin, progress=progress)
     (base,) = judge.judge([space.base])
-    alone = tuple(_alternative(name, space.only(*axes), judge) for name, axes in CHOICES.items())
     best = found.best
+    others = replace(space, given={**space.given, "schedule": schedules(compared=False)})
     return Exploration(
         space=space,
         found=found,
         base=base,
-        alone=alone,
+        alone=tuple(_alternative(name, space.only(*axes), judge) for name, axes in CHOICES.items()),
         one_by_one=_one_by_one(space, base, judge),
         baselines=tuple(_baselines(space, judge, compared or {})),
+        unproven=_alternative("unproven schedules", others, judge, ends),
         rivals=() if best is None else tuple(_rivals(found, best, margin)),
-        front=_front(found.judged, space.workload),
+        front=() if best is None else tuple(_front(whole, best, ends)),
         turned=() if best is None else tuple(_turned(space.workload, found)),
         error_ratio=error_ratio,
     )
 
 
-def _alternative(name: str, space: Space, judge: Judge) -> Alternative:
+def _alternative(name: str, space: Space, judge: Judge, ends: float | None = None) -> Alternative:
     try:
-        found = search(space, judge, rival_ratio=0)
+        found = PlanSearch(space, judge).run(ends=ends)
     except TraceToolError as error:
         return Alternative(name, None, error.message)
-    reason = "" if found.best else ", ".join(found.refused) or "nothing fits"
+    reason = "" if found.best else ", ".join(found.refused | found.pruned) or "nothing fits"
     return Alternative(name, found.best, reason)
 
 
-def _one_by_one(space: Space, base: Judged, judge: Judge) -> Judged:
+def _one_by_one(space: Space, base: Judged, judge: Judge) -> Alternative:
     """Choices made one after another in the order of ``CHOICES``, each the best for what was chosen before."""
     now = base
     for axes in CHOICES.values():
         chosen = _alternative("", replace(space, base=now.plan).only(*axes), judge).judged
         if chosen is not None and (not now.runs or chosen.step_ns < now.step_ns):
             now = chosen
-    return now
+    return Alternative("one by one", now if now.runs else None, now.refusal)
 
 
-def _baselines(space: Space, judge: Judge, compared: Mapping[str, Plan]) -> Iterator[Alternative]:
+def _baselines(space: Space, judge: Judge, compared: Mapping[str, JobPlan]) -> Iterator[Alternative]:
     """What people or systems choose that leave an axis out; as far as these axes say it."""
     for name, plan in compared.items():
         (judged,) = judge.judge([plan])
         yield Alternative(name, judged if judged.runs else None, judged.refusal)
     scheduled = space.only(*CHOICES["schedule"])
     yield _alternative("schedule only (as CrossPipe)", scheduled, judge)
-    yield _alternative("placement only (as Sailor)", space.only(*DEGREES, "placement", "microbatch", "recompute"), judge)
+    yield _alternative(
+        "placement only (as Sailor)", space.only(*DEGREES, "placement", "microbatch", "recompute"), judge
+    )
     outer = space.workload.choice.network.tiers[-1].name
     turns = space.only(*DEGREES, "microbatch")
     turns = replace(
@@ -209,22 +218,20 @@ def _rivals(found: Found, best: Judged, margin: float) -> Iterator[Judged]:
             yield judged
 
 
-def _sort(plan: Plan) -> tuple[object, ...]:
+def _sort(plan: JobPlan) -> tuple[object, ...]:
     training = plan.training
     return training.degrees, training.order_name, training.chunks, plan.placement, training.recompute, training.batch
 
 
-def _front(judged: Sequence[Judged], workload: Workload) -> tuple[Judged, ...]:
-    """Plans none of which another one beats in step, memory and bytes over the outermost tier."""
-    front: list[tuple[tuple[int, int], Judged]] = []
-    for one in judged:
-        known = [figures for figures, _ in front]
-        if any(kept[0] <= one.peak_hbm_bytes and kept[1] == 0 for kept in known):
-            continue
-        figures = one.peak_hbm_bytes, tier_bytes(workload, one.plan)[-1]
-        if not any(kept[0] <= figures[0] and kept[1] <= figures[1] for kept in known):
-            front.append((figures, one))
-    return tuple(one for _, one in front)
+def _front(whole: PlanSearch, best: Judged, ends: float | None) -> Iterator[Judged]:
+    """The fastest plan, then the fastest within ever less memory."""
+    now: Judged | None = best
+    for _ in range(_BUDGETS):
+        if now is None or (ends is not None and time.monotonic() > ends):
+            return
+        yield now
+        found = whole.run(hbm_bytes=int(now.peak_hbm_bytes * _LESS_MEMORY), ends=ends)
+        now = found.best
 
 
 def figures_off(workload: Workload) -> Iterator[tuple[str, float, Workload]]:

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from tracetool.estimate.form import FIGURES, Held
+from tracetool.estimate.form import FIGURES, HeldMost
 from tracetool.schedules import kind_of
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
     from tracetool.estimate.stages import JobCosts
     from tracetool.estimate.training import Training
-    from tracetool.explore.candidates import Base, Order
+    from tracetool.explore.candidates import Base, PlanOrder
     from tracetool.explore.judge import Judge
     from tracetool.model.schedule import PipelineShape
 
@@ -44,7 +44,7 @@ _SPLITTING = frozenset(
 
 
 @dataclass(frozen=True)
-class Bounds:
+class PlanBounds:
     """Of every candidate, in the order of bases, orders and uses.
 
     Attributes:
@@ -75,7 +75,7 @@ class _Kind(NamedTuple):
     grouped: bool
 
 
-class _Row(NamedTuple):
+class _BoundRow(NamedTuple):
     """One pipeline of candidates that are alike to the bounds."""
 
     number: int
@@ -84,14 +84,14 @@ class _Row(NamedTuple):
     link_ns: int
 
 
-def bounds_of(judge: Judge, bases: Sequence[Base]) -> Bounds:
-    """Bounds of all plans of bases.
+def bounds_of(judge: Judge, bases: Sequence[Base]) -> PlanBounds:
+    """PlanBounds of all plans of bases.
 
     Args:
         judge: Knows their costs.
         bases: Which.
     """
-    stacks: dict[_Kind, list[_Row]] = defaultdict(list)
+    stacks: dict[_Kind, list[_BoundRow]] = defaultdict(list)
     memory: list[int] = []
     microbatches: list[int] = []
     places: list[Int64s] = []
@@ -118,7 +118,7 @@ def bounds_of(judge: Judge, bases: Sequence[Base]) -> Bounds:
         np.maximum.at(link, at, np.array([row.link_ns for row in rows], np.int64))
     sizes = [len(of) for of in places]
     alike_at = np.concatenate(places) if places else np.zeros(0, np.int64)
-    return Bounds(
+    return PlanBounds(
         base=np.repeat(np.arange(len(bases)), sizes),
         within=np.concatenate([np.arange(size) for size in sizes]) if sizes else np.zeros(0, np.int64),
         compute_ns=compute[alike_at],
@@ -127,7 +127,7 @@ def bounds_of(judge: Judge, bases: Sequence[Base]) -> Bounds:
     )
 
 
-def _sort(order: Order) -> tuple[object, ...]:
+def _sort(order: PlanOrder) -> tuple[object, ...]:
     """What an order is to the bounds."""
     hold_up = order.schedule == "" and order.chunks > 1 and order.p2p is None
     grouped = order.schedule in ("", "gpipe") and order.p2p is None
@@ -136,7 +136,7 @@ def _sort(order: Order) -> tuple[object, ...]:
 
 
 def _add(
-    judge: Judge, base: Base, within: int, number: int, stacks: dict[_Kind, list[_Row]], memory: list[int]
+    judge: Judge, base: Base, within: int, number: int, stacks: dict[_Kind, list[_BoundRow]], memory: list[int]
 ) -> None:
     plan = base.at(within)
     how = plan.training
@@ -146,7 +146,7 @@ def _add(
         tails = [sum(part.duration_ns for part in costs.tail(rank)) for rank in range(how.stages)]
         figures = costs.figures()
         link = _busiest_ns(how, figures, over.line.places) if over.line.places else 0
-        stacks[kind].append(_Row(number, figures, tails, link + min(tails) if link else 0))
+        stacks[kind].append(_BoundRow(number, figures, tails, link + min(tails) if link else 0))
         most = max(most, _least_bytes(how, costs))
     memory.append(most)
 
@@ -161,8 +161,10 @@ def _bare(how: Training) -> PipelineShape:
 
 def _least_bytes(how: Training, costs: JobCosts) -> int:
     last = how.shape.rank_of(how.shape.stages - 1)
-    one = Held(1, 0)
-    return max(costs.peaks_bytes([Held(0, 1) if rank == last and how.chunks == 1 else one for rank in range(how.stages)]))
+    one = HeldMost(1, 0)
+    return max(
+        costs.peaks_bytes([HeldMost(0, 1) if rank == last and how.chunks == 1 else one for rank in range(how.stages)])
+    )
 
 
 def _busiest_ns(how: Training, figures: Sequence[int], places: Sequence[int]) -> int:

@@ -1,4 +1,4 @@
-"""The candidates of a space: bases with costs of their own, each with the orders and uses of the network it can have."""
+"""The candidates of a space: bases with costs of their own, each with its orders and uses of the network."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from itertools import product
 from typing import TYPE_CHECKING, NamedTuple
 
 from tracetool.errors import BadTopology, UnknownName
-from tracetool.explore.plan import Plan, pipelines_sharing
+from tracetool.explore.plan import JobPlan, pipelines_sharing
 from tracetool.explore.seats import seats
 from tracetool.network.placement import DIMENSIONS, Degrees, offsets
 from tracetool.schedules import REFERENCE, REFERENCE_OF_CHUNKS, kind_of
@@ -29,7 +29,7 @@ _SIDE_BY_SIDE = 200_000
 """Actions of pipelines side by side that are replayed at most."""
 
 
-class Order(NamedTuple):
+class PlanOrder(NamedTuple):
     """A schedule of a base: see ``Training``."""
 
     schedule: str
@@ -62,8 +62,8 @@ class Base:
         uses: Their uses of the network.
     """
 
-    plan: Plan
-    orders: tuple[Order, ...]
+    plan: JobPlan
+    orders: tuple[PlanOrder, ...]
     uses: tuple[Use, ...]
 
     @property
@@ -71,7 +71,7 @@ class Base:
         """How many plans they are."""
         return len(self.orders) * len(self.uses)
 
-    def at(self, number: int) -> Plan:
+    def at(self, number: int) -> JobPlan:
         """One of the plans."""
         order, use = self.orders[number // len(self.uses)], self.uses[number % len(self.uses)]
         training = replace(order.of(self.plan.training), overlap_reduction=use.beside)
@@ -156,7 +156,7 @@ def _short(rule: str, degrees: Degrees) -> object:
     return tuple(name for name in names if degrees.wide(name) > 1)  # type: ignore[arg-type]
 
 
-def _plans(space: Space, degrees: Degrees, rule: str, left_out: Counter[str]) -> Iterator[Plan]:
+def _plans(space: Space, degrees: Degrees, rule: str, left_out: Counter[str]) -> Iterator[JobPlan]:
     base = space.base
     axes = (space.values(axis) for axis in ("microbatch", "recompute", "routing", "compression"))
     for batch, recompute, routing, compression in product(*axes):
@@ -169,7 +169,7 @@ def _plans(space: Space, degrees: Degrees, rule: str, left_out: Counter[str]) ->
             data=degrees.dp, batch=batch, microbatches=microbatches, recompute=recompute, schedule="", chunks=1,
             extra_forwards=(), p2p=None, overlap_reduction=False,
         )  # fmt: skip
-        yield Plan(training, rule, routing_ratio=routing, compression_ratio=compression)
+        yield JobPlan(training, rule, routing_ratio=routing, compression_ratio=compression)
 
 
 def boundaries_of(seated: Seats, network: Network) -> tuple[int, ...]:
@@ -179,7 +179,7 @@ def boundaries_of(seated: Seats, network: Network) -> tuple[int, ...]:
     return tuple(sorted(set(hops))) if outer else ()
 
 
-def _orders(space: Space, training: Training, seated: Seats, left_out: Counter[str]) -> tuple[Order, ...]:
+def _orders(space: Space, training: Training, seated: Seats, left_out: Counter[str]) -> tuple[PlanOrder, ...]:
     layers = space.workload.model.layers // training.stages
     asked = (
         space.values("schedule"), tuple(v for v in space.values("chunks") if layers % v == 0), space.values("depth"),
@@ -200,8 +200,8 @@ def _orders_of(
     ranks: int,
     microbatches: int,
     boundaries: tuple[int, ...],
-) -> tuple[tuple[Order, ...], int]:
-    found: list[Order] = []
+) -> tuple[tuple[PlanOrder, ...], int]:
+    found: list[PlanOrder] = []
     absent = 0
     for name in schedules:
         kind = kind_of(name)
@@ -217,7 +217,7 @@ def _orders_of(
                 continue
             extras = _extras(name, depths, ranks, microbatches, boundaries)
             found += (
-                Order("" if name == _default_of(wide) else name, wide, extra, mode)
+                PlanOrder("" if name == _default_of(wide) else name, wide, extra, mode)
                 for extra, mode in product(extras, _modes(name, modes if ranks > 1 else modes[:1]))
             )
     return tuple(dict.fromkeys(found)), absent
@@ -259,11 +259,7 @@ def _modes(name: str, modes: Sequence[P2PMode]) -> Iterator[P2PMode | None]:
 def _uses(space: Space, training: Training, seated: Seats, left_out: Counter[str]) -> Iterator[Use]:
     reduces = training.data * training.context > 1
     turns = max(map(pipelines_sharing, seated.lines))
-    for sharing in space.values("sharing"):
-        if sharing == "temporal" and turns == 1:
-            if "spatial" in space.values("sharing"):
-                continue
-            sharing = "spatial"
+    for sharing in space.values("sharing") if turns > 1 else ("spatial",):
         if sharing == "temporal" and turns * 2 * training.stages * training.microbatches > _SIDE_BY_SIDE:
             left_out["turns on a link of pipelines too many to replay side by side"] += 1
             continue

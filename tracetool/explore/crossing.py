@@ -15,11 +15,11 @@ from tracetool.explore.seats import seats
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from tracetool.explore.plan import Plan, Workload
+    from tracetool.explore.plan import JobPlan, Workload
     from tracetool.explore.seats import Groups
 
 
-def tier_bytes(workload: Workload, plan: Plan) -> tuple[int, ...]:
+def tier_bytes(workload: Workload, plan: JobPlan) -> tuple[int, ...]:
     """By tier, from the inside out.
 
     Args:
@@ -35,7 +35,7 @@ def tier_bytes(workload: Workload, plan: Plan) -> tuple[int, ...]:
     return tuple(map(round, sums))
 
 
-def _moved(workload: Workload, plan: Plan) -> Iterator[tuple[Sequence[int], float]]:
+def _moved(workload: Workload, plan: JobPlan) -> Iterator[tuple[Sequence[int], float]]:
     """How many edges or pairs of each tier carry how many bytes each."""
     model, how = workload.model, plan.training
     found = seats(workload.choice.network, plan.placement, how.degrees)

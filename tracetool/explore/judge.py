@@ -27,11 +27,13 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
     from tracetool.estimate.estimating import Estimate
-    from tracetool.estimate.stages import Parts
-    from tracetool.explore.plan import Plan, Workload
-    from tracetool.explore.seats import OverTiers
+    from tracetool.estimate.stages import ModelParts
+    from tracetool.explore.plan import JobPlan, Workload
+    from tracetool.explore.transport import OverTiers
     from tracetool.model.pipeline import P2PMode
 
+MEMORY = "memory"
+"""Why a plan is refused that needs more than a device has."""
 _TOGETHER = 256
 """Plans of one sweep of the engine."""
 
@@ -50,7 +52,7 @@ class Judged:
         refusal: Why it cannot run; times are 0 then.
     """
 
-    plan: Plan
+    plan: JobPlan
     step_ns: int
     window_ns: int = 0
     compute_ns: int = 0
@@ -84,9 +86,9 @@ class Judge:
 
     def __init__(self, workload: Workload) -> None:
         self.workload = workload
-        self._parts: dict[tuple[object, ...], Parts] = {}
+        self._parts: dict[tuple[object, ...], ModelParts] = {}
 
-    def costs(self, plan: Plan) -> list[tuple[OverTiers, JobCosts]]:
+    def costs(self, plan: JobPlan) -> list[tuple[OverTiers, JobCosts]]:
         """What carries a plan, and its costs, of each sort of its pipelines.
 
         Raises:
@@ -106,7 +108,7 @@ class Judge:
             found.append((transport, JobCosts(model, device, how, transport, parts=self._parts[key])))
         return found
 
-    def judge(self, plans: Sequence[Plan]) -> list[Judged]:
+    def judge(self, plans: Sequence[JobPlan]) -> list[Judged]:
         """Replay plans; what cannot run is kept with the reason.
 
         Args:
@@ -119,7 +121,7 @@ class Judge:
                 found = self.costs(plan)
                 peak = max(found[0][1].peaks_bytes(held_by(OrderKey.of(plan.training))))
                 if peak > self.workload.hbm_bytes:
-                    done[number] = Judged(plan, 0, peak_hbm_bytes=peak, refusal="memory")
+                    done[number] = Judged(plan, 0, peak_hbm_bytes=peak, refusal=MEMORY)
                 elif plan.sharing == "temporal" and any(pipelines_sharing(over.line) > 1 for over, _ in found):
                     done[number] = self._in_turns(plan, found, peak)
                 else:
@@ -139,7 +141,7 @@ class Judge:
     def _add(
         self,
         number: int,
-        plan: Plan,
+        plan: JobPlan,
         found: Sequence[tuple[OverTiers, JobCosts]],
         lanes: dict[_Form, list[_Lane]],
     ) -> None:
@@ -148,10 +150,10 @@ class Judge:
             places = () if plan.training.messages_hold_up else over.line.places
             lanes[key, mode, places].append(_Lane(number, self._job(plan), costs))
 
-    def _job(self, plan: Plan) -> Job:
+    def _job(self, plan: JobPlan) -> Job:
         return Job("plan", self.workload.model, self.workload.device, plan.training)
 
-    def _in_turns(self, plan: Plan, found: Iterable[tuple[OverTiers, JobCosts]], peak: int) -> Judged:
+    def _in_turns(self, plan: JobPlan, found: Iterable[tuple[OverTiers, JobCosts]], peak: int) -> Judged:
         """Pipelines side by side, each message with the whole link in turn."""
         slowest = Judged(plan, 0)
         for over, costs in found:
@@ -160,7 +162,9 @@ class Judge:
             scenario = Scenario(topology, p2p=plan.training.mode, pipelines=count, link_sharing="temporal")
             (times,) = replay_many(pipeline, pipeline.observed, [scenario])
             if times.step_ns > slowest.step_ns:
-                reductions = (part for rank in pipeline.ranks for part in rank.tail if part.kind is ActionKind.REDUCE_GRAD)
+                reductions = (
+                    part for rank in pipeline.ranks for part in rank.tail if part.kind is ActionKind.REDUCE_GRAD
+                )
                 slowest = Judged(
                     plan, times.step_ns, times.window_ns, times.compute_ns // plan.training.stages,
                     max((part.duration_ns for part in reductions), default=0), peak,

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from tracetool.explore.seats import OverTiers, seats
+from tracetool.explore.seats import seats
+from tracetool.explore.transport import OverTiers
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -13,7 +14,7 @@ if TYPE_CHECKING:
     from tracetool.estimate.device import Accelerator
     from tracetool.estimate.training import Training
     from tracetool.estimate.transformer import Transformer
-    from tracetool.explore.seats import Line
+    from tracetool.explore.seats import PipelineLine
     from tracetool.model.scenario import LinkSharing
     from tracetool.network.collectives import Algorithm
     from tracetool.network.file import NetworkChoice
@@ -38,7 +39,7 @@ class Workload:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class JobPlan:
     """One way to run a workload.
 
     Attributes:
@@ -106,19 +107,8 @@ class Plan:
             parts.append(f"compressed to {self.compression_ratio:.0%} (changes numerics)")
         return ", ".join(parts)
 
-    def differs_from(self, other: Plan) -> tuple[str, ...]:
-        """Names of what is not the same in another one."""
-        mine = [*_told(self.training), *_told(self)]
-        return tuple(
-            name for (name, one), (_, two) in zip(mine, [*_told(other.training), *_told(other)], strict=True) if one != two
-        )
 
-
-def _told(value: Training | Plan) -> list[tuple[str, object]]:
-    return [(each.name, getattr(value, each.name)) for each in fields(value) if each.name != "training"]
-
-
-def transports(workload: Workload, plan: Plan) -> list[OverTiers]:
+def transports(workload: Workload, plan: JobPlan) -> list[OverTiers]:
     """What carries a plan's collectives and messages, of each sort of its pipelines.
 
     Raises:
@@ -131,7 +121,7 @@ def transports(workload: Workload, plan: Plan) -> list[OverTiers]:
     return [OverTiers(found, line, algorithms, factor, alone) for line in found.lines]
 
 
-def pipelines_sharing(line: Line) -> int:
+def pipelines_sharing(line: PipelineLine) -> int:
     """How many pipelines send over the same of the outermost tier at one hop; 1 where it is not shared."""
     if not line.places:
         return 1

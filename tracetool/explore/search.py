@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from tracetool.explore.bounds import bounds_of
 from tracetool.explore.candidates import candidates
-from tracetool.explore.judge import Judge
+from tracetool.explore.judge import MEMORY, Judge
 from tracetool.model.notice import unasked
 
 if TYPE_CHECKING:
+    from tracetool.explore.bounds import Int64s
     from tracetool.explore.judge import Judged
     from tracetool.explore.space import Space
     from tracetool.model.notice import Progress
@@ -33,6 +34,7 @@ class Found:
     Attributes:
         judged: Plans that were replayed and can run, the fastest first.
         candidates: How many plans the space has.
+        replayed: How many of them were replayed.
         pruned: How many were not replayed, by the bound that says why.
         refused: How many cannot run, by reason.
         left_out: What was not taken up as a candidate.
@@ -42,6 +44,7 @@ class Found:
 
     judged: tuple[Judged, ...]
     candidates: int
+    replayed: int
     pruned: Counter[str]
     refused: Counter[str]
     left_out: Counter[str]
@@ -59,75 +62,110 @@ class Found:
         return not self.open
 
 
-@dataclass
-class _State:
-    judged: list[tuple[int, Judged]] = field(default_factory=list)
-    refused: Counter[str] = field(default_factory=Counter)
-    best_ns: int | None = None
+class PlanSearch:
+    """The candidates of a space with their bounds; plans that were replayed are kept.
+
+    Args:
+        space: What to search.
+        judge: Replays plans.
+    """
+
+    def __init__(self, space: Space, judge: Judge) -> None:
+        self._judge = judge
+        self._held = candidates(space)
+        self._bounds = bounds_of(judge, self._held.bases)
+        self._least = self._bounds.step_ns
+        self._done: dict[int, Judged] = {}
+
+    @property
+    def size(self) -> int:
+        """How many candidates there are."""
+        return self._held.size
+
+    def run(
+        self,
+        *,
+        hbm_bytes: int | None = None,
+        ends: float | None = None,
+        exhaustive: int = 0,
+        rival_ratio: float = 0.0,
+        progress: Progress | None = None,
+    ) -> Found:
+        """Find the fastest plan.
+
+        Args:
+            hbm_bytes: Memory of a device, if less than the workload's.
+            ends: When the time is up, of ``time.monotonic``.
+            exhaustive: Up to so many candidates are replayed whole.
+            rival_ratio: Plans are replayed that may be slower than the best one by this.
+            progress: Told how many candidates there are, and how many are done.
+        """
+        told = progress or unasked()
+        room = self._judge.workload.hbm_bytes if hbm_bytes is None else hbm_bytes
+        order = np.flatnonzero(self._bounds.memory_bytes <= room)
+        order = order[np.argsort(self._least[order], kind="stable")]
+        told.start(self.size)
+        told.advance(self.size - len(order))
+        judged: list[tuple[int, Judged]] = []
+        refused: Counter[str] = Counter()
+        limit: float | None = None
+        at, size = 0, _FIRST
+        while at < len(order) and (ends is None or time.monotonic() < ends or not judged):
+            some = order[at : at + size]
+            if limit is not None and self.size > exhaustive:
+                some = some[self._least[some] <= limit]
+            if not len(some):
+                break
+            for row in self._replayed(some.tolist()):
+                done = self._done[row]
+                if not done.runs or done.peak_hbm_bytes > room:
+                    refused[done.refusal or MEMORY] += 1
+                    continue
+                judged.append((row, done))
+                limit = min(limit or done.step_ns * 2, done.step_ns * (1 + rival_ratio))
+            at += len(some)
+            told.advance(len(some))
+            size = min(2 * size, _MOST)
+        return self._found(judged, refused, order, at, limit)
+
+    def _replayed(self, rows: list[int]) -> list[int]:
+        """Rows, of which those that were not are replayed."""
+        new = [row for row in rows if row not in self._done]
+        plans = [self._held.bases[self._bounds.base[row]].at(int(self._bounds.within[row])) for row in new]
+        self._done.update(zip(new, self._judge.judge(plans), strict=True))
+        return rows
+
+    def _found(
+        self, judged: list[tuple[int, Judged]], refused: Counter[str], order: Int64s, at: int, limit: float | None
+    ) -> Found:
+        judged.sort(key=lambda pair: (pair[1].step_ns, pair[0]))
+        rest = order[at:]
+        cut = rest[self._least[rest] > limit] if limit is not None else rest[:0]
+        by_link = int((self._bounds.link_ns[cut] > self._bounds.compute_ns[cut]).sum())
+        pruned = Counter({"compute": len(cut) - by_link, "busiest link": by_link, MEMORY: self.size - len(order)})
+        best = judged[0][1].step_ns if judged else 0
+        left = len(rest) - len(cut)
+        return Found(
+            judged=tuple(done for _, done in judged),
+            candidates=self.size,
+            replayed=len(judged),
+            pruned=+pruned,
+            refused=refused,
+            left_out=self._held.left_out,
+            open=left,
+            bound_ns=min(int(self._least[rest[0]]), best) if left else best,
+        )
 
 
 def search(
-    space: Space,
-    judge: Judge | None = None,
-    *,
-    time_limit_s: float | None = None,
-    exhaustive: int = EXHAUSTIVE,
-    rival_ratio: float = RIVAL_RATIO,
-    progress: Progress | None = None,
+    space: Space, judge: Judge | None = None, *, exhaustive: int = EXHAUSTIVE, rival_ratio: float = RIVAL_RATIO
 ) -> Found:
     """Find the fastest plan of a space.
 
     Args:
         space: What to search.
         judge: Replays plans.
-        time_limit_s: After which the best plan so far is the answer.
         exhaustive: Spaces of up to so many plans are replayed whole.
         rival_ratio: Plans are replayed that may be slower than the best one by this.
-        progress: Told how many candidates there are, and how many are done.
     """
-    ends = None if time_limit_s is None else time.monotonic() + time_limit_s
-    judge = judge or Judge(space.workload)
-    told = progress or unasked()
-    held = candidates(space)
-    bounds = bounds_of(judge, held.bases)
-    least = bounds.step_ns
-    fits = bounds.memory_bytes <= space.workload.hbm_bytes
-    order = np.flatnonzero(fits)
-    order = order[np.argsort(least[order], kind="stable")]
-    state = _State()
-    told.start(held.size)
-    told.advance(held.size - len(order))
-    at, size = 0, _FIRST
-    while at < len(order) and (ends is None or time.monotonic() < ends or not state.judged):
-        some = order[at : at + size]
-        if state.best_ns is not None and held.size > exhaustive:
-            some = some[least[some] <= state.best_ns * (1 + rival_ratio)]
-        if not len(some):
-            break
-        plans = [held.bases[bounds.base[row]].at(int(bounds.within[row])) for row in some]
-        for row, done in zip(some.tolist(), judge.judge(plans), strict=True):
-            if not done.runs:
-                state.refused[done.refusal] += 1
-                continue
-            state.judged.append((row, done))
-            if state.best_ns is None or done.step_ns < state.best_ns:
-                state.best_ns = done.step_ns
-        at += len(some)
-        told.advance(len(some))
-        size = min(2 * size, _MOST)
-    rest = order[at:]
-    best = state.best_ns
-    cut = rest[least[rest] > best * (1 + rival_ratio)] if best is not None else rest[:0]
-    by_link = int((bounds.link_ns[cut] > bounds.compute_ns[cut]).sum())
-    pruned = Counter({"compute": len(cut) - by_link, "link": by_link, "memory": held.size - len(order)})
-    left = len(rest) - len(cut)
-    told.advance(len(cut))
-    return Found(
-        judged=tuple(one for _, one in sorted(state.judged, key=lambda pair: (pair[1].step_ns, pair[0]))),
-        candidates=held.size,
-        pruned=+pruned,
-        refused=state.refused,
-        left_out=held.left_out,
-        open=left,
-        bound_ns=int(min(least[rest[0]], best)) if left and best is not None else best or 0,
-    )
+    return PlanSearch(space, judge or Judge(space.workload)).run(exhaustive=exhaustive, rival_ratio=rival_ratio)

@@ -12,21 +12,17 @@ from functools import cached_property, lru_cache
 from itertools import pairwise, permutations
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
-from tracetool.errors import BadTopology, ScenarioError, TraceToolError, named
-from tracetool.explore.plan import Plan, pipelines_sharing
-from tracetool.explore.seats import seats
+from tracetool.errors import ScenarioError, named
+from tracetool.model.schedule import OBSERVED
 from tracetool.network.collectives import ALGORITHMS
-from tracetool.network.placement import DIMENSIONS, Degrees, offsets
-from tracetool.schedules import REFERENCE_OF_CHUNKS, SCHEDULES, kind_of
+from tracetool.schedules import SCHEDULES, kind_of
 from tracetool.tables.results import P2P_MODES
 from tracetool.units import parse_share_ratio
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
-    from tracetool.estimate.training import Training
-    from tracetool.explore.plan import Workload
-    from tracetool.explore.seats import Seats
+    from tracetool.explore.plan import JobPlan, Workload
     from tracetool.network.tiers import Network
 
 AxisName = Literal[
@@ -74,7 +70,6 @@ _READ: Mapping[AxisName, Callable[[str], Any]] = {
 _SEPARATOR: Mapping[str, str] = {"placement": ";"}
 """Between values; rules of placement have commas in them."""
 
-_SCHEDULES = ("1f1b", "geopipe", "interleaved", "zb-h1", "zb-v")
 _DEPTHS = (1, 2, 4)
 _CHUNKS = (1, 2, 4)
 _MICROBATCHES = (1, 2, 4, 8)
@@ -96,7 +91,7 @@ class Space:
     """
 
     workload: Workload
-    base: Plan
+    base: JobPlan
     given: Mapping[AxisName, Values] = field(default_factory=dict)
     left: frozenset[AxisName] = frozenset()
 
@@ -131,8 +126,8 @@ class Space:
             "ep": lambda: _divisors(model.experts.count) if model.experts else (),
             "pp": lambda: _divisors(model.layers),
             "dp": lambda: _divisors(training.devices),
-            "placement": _rules,
-            "schedule": lambda: _SCHEDULES,
+            "placement": lambda: _rules(self.workload.choice.network),
+            "schedule": lambda: schedules(compared=True),
             "depth": lambda: _DEPTHS,
             "chunks": lambda: _CHUNKS,
             "microbatch": lambda: _MICROBATCHES,
@@ -145,7 +140,7 @@ class Space:
         return tuple(dict.fromkeys((mine, *(own[axis]() if axis in own else ()))))
 
 
-def value_of(plan: Plan, axis: AxisName) -> Any:
+def value_of(plan: JobPlan, axis: AxisName) -> Any:
     """What a plan has along an axis."""
     training = plan.training
     if axis in DEGREES:
@@ -202,8 +197,24 @@ def _divisors(number: int) -> tuple[int, ...]:
     return tuple(n for n in range(1, number + 1) if number % n == 0)
 
 
-@lru_cache(maxsize=1)
-def _rules() -> Values:
-    """Orders of dimensions from device to device: tensor parallel first or last, all others in any order."""
+def schedules(*, compared: bool) -> tuple[str, ...]:
+    """Schedules that shapes can have: those that were compared with recorded steps, or the others."""
+    kinds = map(SCHEDULES.get, SCHEDULES.names())
+    return tuple(
+        kind.name
+        for kind in kinds
+        if kind.is_compared == compared
+        and not kind.needs_costs
+        and kind.placement != "bidirectional"
+        and kind.name != OBSERVED
+    )
+
+
+@lru_cache(maxsize=64)
+def _rules(network: Network) -> Values:
+    """Orders of dimensions from device to device, tensor parallel first or last; and what is spread over all places."""
     others = permutations(("cp", "ep", "dp", "pp"))
-    return tuple(",".join(order) for inner in others for order in (("tp", *inner), (*inner, "tp")))
+    orders = [",".join(order) for inner in others for order in (("tp", *inner), (*inner, "tp"))]
+    inner, outer = network.tiers[0].name, network.tiers[-1].name
+    spread = [f"tp in {inner}, {name} across {outer}" for name in ("pp", "dp")] if inner != outer else []
+    return (*orders, *spread)

@@ -14,6 +14,7 @@ from tracetool.comparison.report import REPORT_SCHEMA, ReportInfo
 from tracetool.estimate.file import ModelFile
 from tracetool.estimate.plans import PlansFile
 from tracetool.estimate.timings import LayersFile
+from tracetool.explore.file import PlanTable
 from tracetool.network.fabric import PriceFile
 from tracetool.network.file import NetworkFile
 from tracetool.overlap.measured import MeasuredVariants
@@ -26,6 +27,7 @@ from tracetool.reports.checks.validation import ValidationInfo
 from tracetool.reports.comparison.json import ComparisonInfo
 from tracetool.reports.estimate.json import EstimateInfo, PlansInfo
 from tracetool.reports.explanation.json import ExplanationInfo
+from tracetool.reports.exploration.json import ExplorationInfo
 from tracetool.reports.network import FabricsInfo, TrafficInfo
 from tracetool.reports.recording.catalog import CatalogInfo, OrderInfo, ScheduleInfo
 from tracetool.reports.recording.summary import DiscoveryInfo, SummaryInfo
@@ -67,6 +69,8 @@ _CONTRACTS = (
     Contract("estimate", EstimateInfo, "what `tracetool estimate MODEL.toml --json` prints"),
     Contract("plan-predictions", PlansInfo, "what `tracetool estimate --plans --json` prints"),
     Contract("model", ModelFile, "the model (TOML) that `tracetool estimate` reads; `models/` has an example"),
+    Contract("exploration", ExplorationInfo, "what `tracetool explore --json` prints"),
+    Contract("plan", PlanTable, "the plan (TOML) that `tracetool explore --baseline` reads"),
     Contract("layers", LayersFile, "the file of layer timings that `tracetool estimate --layers` reads"),
     Contract("plans", PlansFile, "the file of measured plans that `tracetool estimate --plans` reads"),
     Contract("validation", ValidationInfo, "what `tracetool validate --json` prints"),

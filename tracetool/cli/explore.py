@@ -1,0 +1,134 @@
+"""tracetool explore: placement, schedule and network of a job together."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from tracetool.cli.output import JSON, QUIET, VERBOSE, ProgressBar, following, next_step, print_result
+from tracetool.cli.question import command_line
+from tracetool.cli.topology import NETWORK
+from tracetool.errors import ScenarioError
+
+if TYPE_CHECKING:
+    from tracetool.estimate.estimating import Job
+    from tracetool.explore.answer import Exploration
+    from tracetool.explore.plan import Workload
+    from tracetool.explore.space import Space
+
+_FILE = click.Path(path_type=Path, dir_okay=False)
+
+
+@click.command()
+@click.argument("model", type=click.Path(path_type=Path), metavar="MODEL.toml")
+@NETWORK
+@click.option(
+    "--fit", multiple=True, metavar="NAME", help="A measured run of the file to fit the efficiency on. Repeatable."
+)
+@click.option("--fix", multiple=True, metavar="AXIS=VALUE", help="Take this value alone: tp=8. Repeatable.")
+@click.option(
+    "--try", "tried", multiple=True, metavar="AXIS=VALUE,...", help="Try these: schedule=1f1b,zb-h1. Repeatable."
+)
+@click.option("--leave", multiple=True, metavar="AXIS,...", help="Leave as the model's file has it. Repeatable.")
+@click.option("--hbm", metavar="SIZE", help="Memory that a device may use; default: all of it.")
+@click.option(
+    "--baseline", "baselines", multiple=True, type=_FILE, metavar="PLAN.toml", help="Compare with this. Repeatable."
+)
+@click.option("--time-limit", metavar="TIME", help="After this the best plan so far is the answer: 60s.")
+@VERBOSE
+@JSON
+@QUIET
+def explore(
+    model: Path,
+    network: Path | None,
+    fit: tuple[str, ...],
+    fix: tuple[str, ...],
+    tried: tuple[str, ...],
+    leave: tuple[str, ...],
+    hbm: str | None,
+    baselines: tuple[Path, ...],
+    time_limit: str | None,
+    *,
+    verbose: bool,
+    as_json: bool,
+    quiet: bool,
+) -> None:
+    """Search placement, schedule and network of a job together for its fastest plan.
+
+    Plans have the devices and sequences per step of the model's file. Each is replayed by the engine that replays
+    traces, but for those that a closed-form bound says cannot win.
+
+    \b
+    Axes: tp cp ep pp dp placement schedule depth chunks microbatch recompute p2p
+          collectives beside sharing routing compression
+
+    \b
+    Examples:
+      tracetool explore model.toml --network fleet.toml
+      tracetool explore model.toml --network fleet.toml --fix tp=8 \\
+          --try schedule=1f1b,zb-h1 --leave recompute
+    """
+    from tracetool.explore.answer import explore as run
+    from tracetool.explore.file import read_plan
+    from tracetool.reports.exploration.json import ExplorationFacts, render_json
+    from tracetool.reports.exploration.text import render_text
+    from tracetool.units import parse_duration_ns
+    from tracetool.version import __version__
+
+    limit_s = None if time_limit is None else parse_duration_ns(time_limit) / 1e9
+    space, error_ratio = _space(model, network, fit, fix, tried, leave, hbm)
+    compared = {path.stem: read_plan(path, space.base) for path in baselines}
+    with ProgressBar(quiet=quiet, doing="searching", of="plans") as progress:
+        done = run(space, compared=compared, error_ratio=error_ratio, time_limit_s=limit_s, progress=progress)
+    if as_json:
+        print_result(render_json(done, ExplorationFacts(__version__, command_line())).decode())
+        return
+    print_result(render_text(done, verbose=verbose).decode())
+    next_step(_next(done), quiet=quiet)
+
+
+def _next(done: Exploration) -> str:
+    if done.best is None:
+        return following("explore", "--try", "recompute=full", without=("tried",))
+    return following("explore", "-v")
+
+
+def _space(
+    model: Path,
+    network: Path | None,
+    fit: tuple[str, ...],
+    fix: tuple[str, ...],
+    tried: tuple[str, ...],
+    leave: tuple[str, ...],
+    hbm: str | None,
+) -> tuple[Space, float | None]:
+    from tracetool.estimate.file import read_model
+    from tracetool.explore.checks import checked_space
+    from tracetool.explore.plan import JobPlan, Workload
+    from tracetool.explore.space import Space, parse_axis, read_axes
+    from tracetool.network.file import read_network
+    from tracetool.units import parse_size_bytes
+
+    if network is None:
+        raise ScenarioError("nothing says where the job is to run.", hint="add --network FLEET.toml")
+    choice = read_network(network)
+    asked = read_model(model, fit, choice)
+    device = asked.job.device
+    workload = Workload(asked.job.model, device, choice, device.hbm_bytes if hbm is None else parse_size_bytes(hbm))
+    left = frozenset(parse_axis(name.strip()) for text in leave for name in text.split(",") if name.strip())
+    base = JobPlan(asked.job.training, choice.placement, choice.algorithms.get("dp", "auto"))
+    space = Space(workload, replace(base), read_axes(fix, tried), left)
+    return checked_space(space), _error_ratio(asked.measured, asked.fitted, workload)
+
+
+def _error_ratio(measured: tuple[Job, ...], fitted: tuple[str, ...], workload: Workload) -> float | None:
+    """The largest error of the file's measured runs that nothing was fitted on; None if there is none."""
+    from tracetool.estimate.many import estimate_many
+
+    errors = [
+        abs(done.error_ratio or 0.0) for done in estimate_many(measured, workload.choice) if done.name not in fitted
+    ]
+    return max(errors, default=None)

@@ -1,0 +1,77 @@
+"""What cannot be searched, said ahead of the search, with what is nearest to it and would work."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from tracetool.errors import BadTopology, ScenarioError
+from tracetool.explore.candidates import degrees_of
+from tracetool.explore.space import DEGREES
+
+if TYPE_CHECKING:
+    from tracetool.explore.space import AxisName, Space
+
+
+def checked_space(space: Space) -> Space:
+    """The space, if a job can be trained anywhere in it.
+
+    Raises:
+        BadTopology: If the network has too few devices.
+        ScenarioError: If axes contradict each other or the model, or an axis is both given and left.
+    """
+    training, network = space.base.training, space.workload.choice.network
+    if training.devices > network.devices:
+        raise BadTopology(
+            f"the job has {training.devices} devices, {network.name} has {network.devices} ({network.text}).",
+            hint=f"make {network.tiers[-1].name} at least {_whole(space)} devices large, or a degree smaller",
+        )
+    if space.workload.choice.file:
+        raise ScenarioError(
+            f"{space.workload.choice.file} places one job alone.", hint="give placement as a rule in the network's file"
+        )
+    both = sorted(space.left & space.given.keys())
+    if both:
+        raise ScenarioError(f"{both[0]} is both given and left as it is.", hint="say one of both")
+    training.check(space.workload.model, space.workload.device)
+    if next(degrees_of(space), None) is None:
+        raise ScenarioError(_contradiction(space), hint=_nearest(space))
+    return space
+
+
+def _whole(space: Space) -> int:
+    """The devices of a job in whole groups of the tier inside the outermost one."""
+    tiers = space.workload.choice.network.tiers
+    unit = tiers[-2].size if len(tiers) > 1 else 1
+    return -(-space.base.training.devices // unit) * unit
+
+
+def _said(space: Space) -> list[AxisName]:
+    return [axis for axis in DEGREES if axis in space.given]
+
+
+def _contradiction(space: Space) -> str:
+    model, devices = space.workload.model, space.base.training.devices
+    for axis, count, what in (
+        ("tp", model.heads, "heads"),
+        ("pp", model.layers, "layers"),
+        ("ep", model.experts.count if model.experts else 1, "experts"),
+        ("cp", space.base.training.sequence, "tokens of a sequence"),
+    ):
+        values = space.given.get(axis, ())  # type: ignore[call-overload]
+        if values and all(count % value for value in values):
+            return f"{model.name} has {count} {what}, which do not divide into {axis} {', '.join(map(str, values))}."
+    told = ", ".join(f"{axis}={'|'.join(map(str, space.given[axis]))}" for axis in _said(space)) or "as left"
+    return f"no degrees with {told} make {devices} devices of {model.name}."
+
+
+def _nearest(space: Space) -> str:
+    """The fewest given axes that would have to take other values, with the nearest of them."""
+    for axis in reversed(_said(space)):
+        wanted = space.given[axis][0]
+        free = {name: values for name, values in space.given.items() if name != axis}
+        found = {getattr(degrees, axis) for degrees in degrees_of(replace(space, given=free))}
+        if found:
+            nearest = sorted(found, key=lambda value: (abs(value - wanted), value))[:2]
+            return f"{axis}={' or '.join(map(str, sorted(nearest)))} would fit"
+    return "give fewer axes, or other degrees in the model's file"

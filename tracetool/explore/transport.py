@@ -1,0 +1,190 @@
+"""What carries a job's collectives and messages, where all that is alike happens at the same time.
+
+Of what several groups or pipelines pass, each has its share.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping  # noqa: TC003 - a field
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
+
+from tracetool.errors import ScenarioError
+from tracetool.network.collectives import fitting, pattern
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from tracetool.estimate.training import Group
+    from tracetool.explore.seats import PipelineLine, Seats
+    from tracetool.network.collectives import Algorithm, Kind
+    from tracetool.network.link import Link
+    from tracetool.network.phases import Phase
+    from tracetool.network.placement import Dimension
+    from tracetool.network.tiers import Network
+
+_ALONG: Mapping[Group, Dimension] = {"tp": "tp", "cp": "cp", "ep": "ep", "gradients": "dp", "expert_gradients": "dp"}
+_MARK = 10**15
+_APART = 1 + 1e-6
+"""Keeps an uplink's mark from being a port's."""
+
+
+@lru_cache(maxsize=64)
+def _marked(network: Network) -> Network:
+    """The same with a bandwidth for each sort of resource that marks it: what it carries holds for any figures."""
+    tiers = tuple(
+        replace(
+            tier,
+            bandwidth_bytes_per_s=_MARK + 2 * number,
+            times=tuple((size, ns * _MARK + number) for size, ns in tier.times),
+            oversubscription=tier.oversubscription * _APART if tier.oversubscription > 1 else 1,
+        )
+        for number, tier in enumerate(network.tiers)
+    )
+    return replace(network, tiers=tiers)
+
+
+def _resources(marks: Network, network: Network, whole: Network) -> list[Link]:
+    """One of each sort of resource, tier by tier: port or link, uplink, connection.
+
+    Args:
+        marks: Tells which there are.
+        network: With what one of several has of what they share.
+        whole: With what all of them have: a connection is one pair's.
+    """
+    found = []
+    for number, (mark, tier, own) in enumerate(zip(marks.tiers, network.tiers, whole.tiers, strict=True)):
+        found.append(tier.link("", "", 0))
+        if mark.oversubscription > 1:
+            found.append(tier.link("", "", 0, network.inner_size(number) / tier.oversubscription))
+        if mark.connections > 1:
+            found.append(own.link("", "", 0, 1 / own.connections))
+    return found
+
+
+@lru_cache(maxsize=16384)
+def _phases(network: Network, kind: Kind, algorithm: Algorithm, devices: tuple[int, ...]) -> tuple[Phase, ...]:
+    """What a collective does, on marked resources, the fullest of each sort alone."""
+    return tuple(phase.slimmed() for phase in pattern(network, kind, algorithm, devices).phases)
+
+
+def _took_ns(
+    network: Network,
+    kind: Kind,
+    algorithm: Algorithm,
+    devices: tuple[int, ...],
+    links: Mapping[int, Link],
+    payload_bytes: int,
+) -> int:
+    """What a collective takes over links of each sort (``network.collectives.collective_ns``).
+
+    Raises:
+        ScenarioError: If the algorithm does not do that, or not with this group.
+    """
+    if algorithm != "auto":
+        return sum(
+            phase.latency_ns
+            + max(
+                (
+                    links[load.link.bandwidth_bytes_per_s].busy_ns(
+                        load.carried_bytes(payload_bytes), float(load.messages)
+                    )
+                    for load in phase.loads
+                ),
+                default=0,
+            )
+            for phase in _phases(_marked(network), kind, algorithm, devices)
+        )
+    took: list[int] = []
+    fault: ScenarioError | None = None
+    for one in fitting(kind):
+        if one != "halving":
+            try:
+                took.append(_took_ns(network, kind, one, devices, links, payload_bytes))
+            except ScenarioError as error:
+                fault = fault or error
+    if not took:
+        raise fault or ScenarioError(f"nothing does {kind}")
+    return min(took)
+
+
+@dataclass(frozen=True)
+class OverTiers:
+    """What carries collectives and messages of a job: see ``estimate.training.Transport``.
+
+    Attributes:
+        seats: Where its ranks are.
+        line: The pipeline that is replayed.
+        algorithms: How collectives of a dimension run; by default the fastest way.
+        outer_factor: How many times as long messages take on the outermost tier.
+        alone: Whether a message has all of what pipelines share for itself and its tensor and context parallel ranks.
+        known: What was asked before.
+    """
+
+    seats: Seats
+    line: PipelineLine
+    algorithms: Mapping[Dimension, Algorithm]
+    outer_factor: float = 1.0
+    alone: bool = False
+    known: dict[tuple[object, ...], Any] = field(default_factory=dict, compare=False)
+
+    def collective_ns(self, kind: Kind, group: Group, payload_bytes: int) -> int:
+        """The slowest of all such groups."""
+        groups = self.seats.groups[group]
+        key = kind, group, payload_bytes
+        if key not in self.known:
+            algorithm = self.algorithms.get(_ALONG[group], "auto")
+            links = self._links(groups.sharing)
+            network = self.seats.network
+            self.known[key] = max(
+                (_took_ns(network, kind, algorithm, devices, links, payload_bytes) for devices in groups.unlike),
+                default=0,
+            )
+        return int(self.known[key])
+
+    def _links(self, sharing: tuple[int, ...]) -> Mapping[int, Link]:
+        """What a group has of each sort of resource, by the bandwidth that marks it."""
+        if ("links", sharing) not in self.known:
+            whole = self._narrowed(self.seats.network)
+            mine = self._divided(whole, sharing) if sharing else whole
+            marks = _marked(self.seats.network)
+            self.known["links", sharing] = {
+                mark.bandwidth_bytes_per_s: link
+                for mark, link in zip(_resources(marks, marks, marks), _resources(marks, mine, whole), strict=True)
+            }
+        found: Mapping[int, Link] = self.known["links", sharing]
+        return found
+
+    @staticmethod
+    def _divided(network: Network, sharing: Sequence[int]) -> Network:
+        tiers = (tier.divided(by) for tier, by in zip(network.tiers, sharing, strict=True))
+        return replace(network, tiers=tuple(tiers))
+
+    def message_ns(self, payload_bytes: int, rank: int) -> int:
+        """On an idle network, but for the others that send at the same time."""
+        return sum(self._hop(payload_bytes, rank))
+
+    def link_ns(self, payload_bytes: int, rank: int) -> tuple[int, int] | None:
+        """Over the outermost tier, where its groups share it."""
+        places = self.line.places
+        if not places or places[rank] == places[(rank + 1) % len(places)]:
+            return None
+        return self._hop(payload_bytes, rank)
+
+    def _hop(self, payload_bytes: int, rank: int) -> tuple[int, int]:
+        hop = self.line.hops[rank]
+        sharing = hop.of_one if self.alone else hop.sharing
+        # Hops over the same tiers pass the same, but for their ports; over rails also where they are forwarded.
+        domain = self.seats.network.tiers[0].size
+        key = payload_bytes, hop.crossed, hop.devices[0] % domain == hop.devices[1] % domain, sharing
+        if key not in self.known:
+            path = self._narrowed(self._divided(self.seats.network, sharing)).path(*hop.devices)
+            self.known[key] = path.occupancy_ns(payload_bytes), path.latency_ns
+        occupied, latency = self.known[key]
+        return occupied, latency
+
+    def _narrowed(self, network: Network) -> Network:
+        if self.outer_factor == 1:
+            return network
+        return replace(network, tiers=(*network.tiers[:-1], network.tiers[-1].narrowed(self.outer_factor)))

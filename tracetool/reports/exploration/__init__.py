@@ -1,0 +1,1 @@
+"""What ``tracetool explore`` prints."""

@@ -1,0 +1,169 @@
+"""What ``tracetool explore --json`` prints.
+
+The structs are the schema: ``schemas/exploration.schema.json`` is made from them. Keys may be added within a major
+version; none is renamed or removed.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated
+
+import msgspec
+
+from tracetool.explore.answer import speedup
+from tracetool.explore.crossing import tier_bytes
+from tracetool.explore.file import PlanTable, table_of
+from tracetool.reports import as_json
+from tracetool.tables.fields import Head, SchemaId, as_struct, doc
+
+if TYPE_CHECKING:
+    from tracetool.explore.answer import Alternative, Exploration
+    from tracetool.explore.judge import Judged
+
+
+class JudgedInfo(msgspec.Struct, kw_only=True):
+    """A plan, replayed."""
+
+    text: Annotated[str, doc("The plan in one line.")]
+    plan: Annotated[PlanTable, doc("The plan, as a file for --baseline has it.")]
+    step_ns: Annotated[int | None, doc("First forward to the end of the optimizer; null if it cannot run.")]
+    window_ns: Annotated[int | None, doc("First forward to last backward; null if it cannot run.")]
+    reduction_ns: Annotated[int | None, doc("Gradient reduction after the last backward; null if it cannot run.")]
+    peak_hbm_bytes: Annotated[int | None, doc("Highest allocation of any device; null if it is unknown.")]
+    tier_bytes: Annotated[list[int] | None, doc("Bytes of a step over each tier, from the inside out.")]
+    refusal: Annotated[str | None, doc("Why it cannot run.")]
+
+
+class AlternativeInfo(msgspec.Struct, kw_only=True):
+    """What another way of choosing reaches."""
+
+    name: Annotated[str, doc("What is chosen, or by whom.")]
+    best: Annotated[JudgedInfo | None, doc("The best of it; null if nothing of it can run.")]
+    faster_ratio: Annotated[float | None, doc("Step of the base over its step, minus one.")]
+    shorter_ratio: Annotated[float | None, doc("One minus its step over the base's.")]
+    reason: Annotated[str | None, doc("Why nothing of it can run.")]
+
+
+class TurnedInfo(msgspec.Struct, kw_only=True):
+    """A figure that would change the answer if it were off."""
+
+    figure: Annotated[str, doc("Which.")]
+    change_ratio: Annotated[float, doc("By how much it was taken to be off.")]
+    lost_ratio: Annotated[float, doc("By how much longer the best plan would take than the best one then.")]
+    best: Annotated[JudgedInfo, doc("The best plan then.")]
+
+
+class ExplorationInfo(Head, kw_only=True):
+    """Result of tracetool explore."""
+
+    schema: SchemaId = "urn:tracetool:schema:1:exploration"
+    model: Annotated[str, doc("Name of the model.")]
+    network: Annotated[str, doc("Name of the network.")]
+    tiers: Annotated[list[str], doc("Its tiers, from the inside out.")]
+    devices: Annotated[int, doc("Devices of the job.")]
+    sequences: Annotated[int, doc("Sequences per step.")]
+    hbm_bytes: Annotated[int, doc("Memory that a device may use.")]
+    error_ratio: Annotated[float | None, doc("How far off a step may be; null if nothing tells.")]
+    best: Annotated[JudgedInfo | None, doc("The fastest plan; null if none can run.")]
+    base: Annotated[JudgedInfo, doc("The plan that it is compared with.")]
+    faster_ratio: Annotated[float | None, doc("Step of the base over the best one's, minus one.")]
+    shorter_ratio: Annotated[float | None, doc("One minus the best step over the base's.")]
+    alone: Annotated[list[AlternativeInfo], doc("Each choice alone, all else as in the base.")]
+    one_by_one: Annotated[AlternativeInfo, doc("All choices, one after another.")]
+    baselines: Annotated[list[AlternativeInfo], doc("Other plans, and other ways of choosing.")]
+    unproven: Annotated[AlternativeInfo, doc("The best of schedules that were never compared with a recorded step.")]
+    rivals: Annotated[list[JudgedInfo], doc("Plans unlike the best one and within its error.")]
+    front: Annotated[list[JudgedInfo], doc("The fastest plan for each budget of memory, the fastest first.")]
+    turned: Annotated[list[TurnedInfo], doc("Figures that would change the answer.")]
+    candidates: Annotated[int, doc("Plans of the space.")]
+    replayed: Annotated[int, doc("Of these, replayed.")]
+    pruned: Annotated[dict[str, int], doc("Of these, not replayed, by the bound that says why.")]
+    refused: Annotated[dict[str, int], doc("Of these, those that cannot run, by reason.")]
+    left_out: Annotated[dict[str, int], doc("What was not taken up as a candidate, by reason.")]
+    open: Annotated[int, doc("Plans not looked at when the time was up.")]
+    bound_ns: Annotated[int, doc("No plan of the space is faster.")]
+
+
+@dataclass(frozen=True, slots=True)
+class ExplorationFacts:
+    """What the output says about the call.
+
+    Attributes:
+        tool_version: Version of this tool.
+        command: The command line.
+    """
+
+    tool_version: str
+    command: str
+
+
+def exploration_info(done: Exploration, facts: ExplorationFacts) -> ExplorationInfo:
+    """An exploration as the structs of the schema."""
+    workload, found = done.space.workload, done.found
+    best = _gain(done, found.best)
+    return as_struct(
+        ExplorationInfo,
+        done,
+        facts,
+        model=workload.model.name,
+        network=workload.choice.network.name,
+        tiers=[tier.name for tier in workload.choice.network.tiers],
+        devices=done.space.base.training.devices,
+        sequences=done.space.base.training.sequences,
+        hbm_bytes=workload.hbm_bytes,
+        best=None if found.best is None else _plan(done, found.best),
+        base=_plan(done, done.base),
+        faster_ratio=best[0],
+        shorter_ratio=best[1],
+        alone=[_alternative(done, one) for one in done.alone],
+        one_by_one=_alternative(done, done.one_by_one),
+        baselines=[_alternative(done, one) for one in done.baselines],
+        unproven=_alternative(done, done.unproven),
+        rivals=[_plan(done, one) for one in done.rivals],
+        front=[_plan(done, one) for one in done.front],
+        turned=[as_struct(TurnedInfo, each, best=_plan(done, each.judged)) for each in done.turned],
+        candidates=found.candidates,
+        replayed=found.replayed,
+        pruned=dict(found.pruned),
+        refused=dict(found.refused),
+        left_out=dict(found.left_out),
+        open=found.open,
+        bound_ns=found.bound_ns,
+    )
+
+
+def _plan(done: Exploration, judged: Judged) -> JudgedInfo:
+    runs = judged.runs
+    return JudgedInfo(
+        text=judged.plan.text,
+        plan=table_of(judged.plan),
+        step_ns=judged.step_ns if runs else None,
+        window_ns=judged.window_ns if runs else None,
+        reduction_ns=judged.reduction_ns if runs else None,
+        peak_hbm_bytes=judged.peak_hbm_bytes or None,
+        tier_bytes=list(tier_bytes(done.space.workload, judged.plan)) if runs else None,
+        refusal=judged.refusal or None,
+    )
+
+
+def _gain(done: Exploration, judged: Judged | None) -> tuple[float | None, float | None]:
+    if judged is None or not judged.runs or not done.base.runs:
+        return None, None
+    return speedup(done.base.step_ns, judged.step_ns)
+
+
+def _alternative(done: Exploration, one: Alternative) -> AlternativeInfo:
+    faster, shorter = _gain(done, one.judged)
+    return AlternativeInfo(
+        name=one.name,
+        best=None if one.judged is None else _plan(done, one.judged),
+        faster_ratio=faster,
+        shorter_ratio=shorter,
+        reason=one.reason or None,
+    )
+
+
+def render_json(done: Exploration, facts: ExplorationFacts) -> bytes:
+    """Indented JSON, with a final newline."""
+    return as_json(exploration_info(done, facts))

@@ -1,0 +1,167 @@
+"""What ``tracetool explore`` prints for people: the answer first, one screen of it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from tracetool.explore.answer import speedup
+from tracetool.explore.crossing import tier_bytes
+from tracetool.reports.answer.text import Note, table, wrapped
+from tracetool.units import format_count, format_duration, format_size
+from tracetool.whatif.accuracy import format_error
+
+if TYPE_CHECKING:
+    from tracetool.explore.answer import Alternative, Exploration
+    from tracetool.explore.judge import Judged
+
+_MOST = 3
+
+
+def render_text(done: Exploration, *, verbose: bool) -> bytes:
+    """The best plan, what each choice gives, who else comes near, and what was looked at."""
+    best = done.best
+    if best is None:
+        return ("\n".join(wrapped([_nothing(done), *_searched(done)])) + "\n").encode()
+    lines = [_headline(done, best), *_details(done, best), ""]
+    rows = table([("choice", "step", "T0/T1-1", "1-T1/T0", "best alone"), *_choices(done)])
+    after = [*_others(done, best, verbose=verbose), *_searched(done)]
+    return ("\n".join([*wrapped(lines), *rows, "", *wrapped(after)]) + "\n").encode()
+
+
+def _headline(done: Exploration, best: Judged) -> str:
+    off = "" if done.error_ratio is None else f" (±{format_error(done.error_ratio)})"
+    text = f"Run {best.plan.degrees_text} with {best.plan.order_text}: {format_duration(best.step_ns)}{off} a step"
+    if not done.base.runs:
+        return f"{text}; the declared plan cannot run ({done.base.refusal})."
+    gain = speedup(done.base.step_ns, best.step_ns)
+    return (
+        f"{text}, {gain.faster_ratio:.1%} faster than the declared plan's {format_duration(done.base.step_ns)} "
+        f"(T0/T1 - 1), {gain.shorter_ratio:.1%} less time a step (1 - T1/T0)."
+    )
+
+
+def _details(done: Exploration, best: Judged) -> list[str]:
+    plan, how = best.plan, best.plan.training
+    names = [tier.name for tier in done.space.workload.choice.network.tiers]
+    moved = ", ".join(
+        f"{name} {format_size(size)}"
+        for name, size in zip(names, tier_bytes(done.space.workload, plan), strict=True)
+        if size
+    )
+    beside = " beside the last backward" if how.overlap_reduction else ""
+    gradients = (
+        f"gradients reduced by {plan.collectives}{beside}" if how.data * how.context > 1 else "no gradients to sum"
+    )
+    turns = ", pipelines take turns on the link" if plan.sharing == "temporal" else ""
+    return [
+        f"  placed {plan.seats_rule}; {how.microbatches} microbatches of {how.batch}, recompute {how.recompute}, "
+        f"{plan.p2p_text} transfers, {gradients}{turns}",
+        f"  {format_size(best.peak_hbm_bytes)} of HBM on the fullest of {format_count(how.devices, 'device')}; "
+        f"bytes a step over {moved or 'no tier'}",
+    ]
+
+
+def _choices(done: Exploration) -> list[tuple[str, ...]]:
+    rows = [_row(done, one) for one in (*done.alone, done.one_by_one)]
+    best = done.best
+    if best is not None:
+        rows.append((*_row_of(done, "all together", best), ""))
+    return rows
+
+
+def _row(done: Exploration, one: Alternative) -> tuple[str, ...]:
+    if one.judged is None:
+        return one.name, "-", "", "", one.reason[:30]
+    if done.base.runs and one.judged.step_ns >= done.base.step_ns:
+        return (*_row_of(done, one.name, one.judged), "as declared")
+    return (*_row_of(done, one.name, one.judged), _short(one.name, one.judged))
+
+
+def _row_of(done: Exploration, name: str, judged: Judged) -> tuple[str, ...]:
+    if not done.base.runs:
+        return name, format_duration(judged.step_ns), "", ""
+    gain = speedup(done.base.step_ns, judged.step_ns)
+    return name, format_duration(judged.step_ns), f"{gain.faster_ratio:+.1%}", f"{gain.shorter_ratio:+.1%}"
+
+
+def _short(name: str, judged: Judged) -> str:
+    """What is chosen, in few words."""
+    plan = judged.plan
+    texts = {
+        "degrees": plan.degrees_text,
+        "placement": plan.seats_rule,
+        "schedule": f"{plan.order_text}, {plan.p2p_text}",
+        "microbatch": f"{plan.training.microbatches} of {plan.training.batch}",
+        "recompute": plan.training.recompute,
+        "network": f"{plan.collectives}{' beside' if plan.training.overlap_reduction else ''}, {plan.sharing}",
+    }
+    return texts.get(name, f"{plan.degrees_text}, {plan.order_text}")
+
+
+def _others(done: Exploration, best: Judged, *, verbose: bool) -> list[str]:
+    lines = []
+    joint = done.one_by_one.judged
+    if joint is not None and done.base.runs:
+        more = joint.step_ns / best.step_ns - 1
+        lines.append(
+            f"  only the joint choice gives {more:.1%} more than choosing one by one"
+            if more > 0
+            else "  chosen one by one, in this order, the same is reached"
+        )
+    for one in done.baselines:
+        took = one.reason if one.judged is None else f"{format_duration(one.judged.step_ns)}"
+        longer = "" if one.judged is None else f", {one.judged.step_ns / best.step_ns - 1:+.1%} on the best"
+        lines.append(f"  {one.name}: {took}{longer}")
+    rivals = done.rivals if verbose else done.rivals[:_MOST]
+    lines += [
+        f"  as good   {format_duration(rival.step_ns)} ({rival.step_ns / best.step_ns - 1:+.1%}): {rival.plan.text}"
+        for rival in rivals
+    ]
+    hidden = len(done.rivals) - len(rivals)
+    if hidden:
+        lines.append(f"  {hidden} more within the error: -v")
+    if done.unproven.judged is not None and done.unproven.judged.step_ns < best.step_ns:
+        other = done.unproven.judged
+        lines.append(
+            f"  unproven  may be better: {other.plan.order_text} {other.step_ns / best.step_ns - 1:+.1%} "
+            f"({other.plan.degrees_text})"
+        )
+    if verbose:
+        lines += [
+            f"  with {format_size(one.peak_hbm_bytes)} of HBM: {format_duration(one.step_ns)}: {one.plan.text}"
+            for one in done.front
+        ]
+    turned = done.turned if verbose else done.turned[:1]
+    lines += [
+        f"  with {each.figure} off by {each.change_ratio:+.0%} another plan is {each.lost_ratio:.1%} faster: "
+        f"{each.judged.plan.degrees_text}, {each.judged.plan.order_text}, placed {each.judged.plan.seats_rule}"
+        for each in turned
+    ]
+    if not done.turned:
+        lines.append("  no figure of device or network, off by 20 %, turns the answer among the plans replayed")
+    return lines
+
+
+def _searched(done: Exploration) -> list[str]:
+    found = done.found
+    pruned = ", ".join(f"{count:,} by {name}" for name, count in found.pruned.items())
+    lines = [
+        f"  {found.candidates:,} candidates, {found.replayed:,} replayed; not replayed: {pruned or 'none'}"
+        + (
+            f"; {found.open:,} not looked at in time, none faster than {format_duration(found.bound_ns)}"
+            if found.open
+            else ""
+        )
+    ]
+    if done.error_ratio is None:
+        lines.append(
+            Note("no measured run of the model's file tells how far off a step may be: tracetool help estimate")
+        )
+    return lines
+
+
+def _nothing(done: Exploration) -> str:
+    found = done.found
+    why = {**found.refused, **found.pruned}
+    reasons = ", ".join(f"{count:,} by {name}" for name, count in sorted(why.items(), key=lambda pair: -pair[1])[:3])
+    return f"No plan of {found.candidates:,} can run: {reasons or 'the space is empty'}."
