@@ -11,16 +11,21 @@ from helpers.drawn_jobs import drawn_jobs
 
 from tracetool.estimate.many import estimate_many
 from tracetool.estimate.stages import pipeline_of
-from tracetool.explore.judge import Judge, links_of
+from tracetool.explore.judge import Judge
 from tracetool.explore.plan import JobPlan, Workload, pipelines_sharing
 from tracetool.model.scenario import Scenario
 from tracetool.model.timeline import measure
+from tracetool.model.topology import Topology
 from tracetool.network.file import NetworkChoice
+from tracetool.network.link import Link
 from tracetool.network.tiers import Network, Tier
 from tracetool.replays import replay
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+    from tracetool.estimate.stages import JobCosts
+    from tracetool.explore.transport import OverTiers
 
 TIERS = (
     Tier("hb", 8, 400 * 10**9, 1_000),
@@ -43,11 +48,28 @@ def plans(seed: int, count: int) -> Iterator[tuple[Workload, JobPlan]]:
         )  # fmt: skip
         rule = draw.choice(RULES[2:])
         choice = NetworkChoice(Network("two DCs", TIERS))
-        yield Workload(job.model, job.device, choice, 1 << 60), JobPlan(how, rule, sharing=draw.choice(["spatial"]))
+        yield (
+            Workload(job.model, job.device, choice, 1 << 60),
+            JobPlan(how, rule, sharing=draw.choice(["spatial", "temporal"])),
+        )
+
+
+def links_of(over: OverTiers, costs: JobCosts, tensor: int) -> Topology:
+    """Places of the outermost tier, and links between them that a message occupies as long as it does there."""
+    names = [f"place{place}" for place in over.line.places]
+    links: dict[tuple[str, str], Link] = {}
+    for rank, place in enumerate(names):
+        other = names[(rank + 1) % len(names)]
+        took = over.link_ns(costs.payload // tensor, rank)
+        if took is not None:
+            bandwidth = round(costs.payload * 1e9 / took[0])
+            for one, two in ((place, other), (other, place)):
+                links.setdefault((one, two), Link(one, two, bandwidth, took[1]))
+    return Topology(tuple(names), tuple(links.values()))
 
 
 def test_a_plan_takes_what_replays_of_its_pipelines_over_links_take() -> None:
-    crossing = 0
+    crossing = taking_turns = 0
     for workload, plan in plans(1, 40):
         judge = Judge(workload)
         (done,) = judge.judge([plan])
@@ -55,7 +77,12 @@ def test_a_plan_takes_what_replays_of_its_pipelines_over_links_take() -> None:
         for over, costs in judge.costs(plan):
             pipeline = pipeline_of(plan.training, costs)
             crosses = bool(over.line.places) and not plan.training.messages_hold_up
-            scenario = Scenario(links_of(over, costs), pipelines=1) if crosses else Scenario(pipelines=1)
+            scenario = Scenario(pipelines=1)
+            if crosses:
+                turns = pipelines_sharing(over.line) if plan.sharing == "temporal" else 1
+                topology = links_of(over, costs, plan.training.tensor)
+                scenario = Scenario(topology, pipelines=turns, link_sharing="temporal")
+                taking_turns += turns > 1
             crossing += crosses
             metrics = measure(replay(pipeline, pipeline.observed, scenario).timeline)
             steps.append(metrics.step_ns)
@@ -64,6 +91,7 @@ def test_a_plan_takes_what_replays_of_its_pipelines_over_links_take() -> None:
         assert done.step_ns == pytest.approx(max(steps), rel=1e-6)
         assert done.peak_hbm_bytes == max(peaks)
     assert crossing > 10
+    assert taking_turns > 3
 
 
 def test_a_plan_inside_one_dc_takes_what_an_estimate_says() -> None:

@@ -14,6 +14,7 @@ from tracetool.model.action import ActionKind
 from tracetool.model.topology import Topology
 from tracetool.network.link import Link
 from tracetool.replays.compiled import Compiled
+from tracetool.replays.side_by_side import repeated
 
 if TYPE_CHECKING:
     from tracetool.estimate.training import Training
@@ -53,12 +54,14 @@ class OrderForm:
         rows: Per cost class, the row of the table of times.
         last: Per pipeline rank, the task of its last action.
         held: Per pipeline rank, what it holds.
+        copies: Equal pipelines side by side, whose ranks come one after another.
     """
 
     compiled: Compiled
     rows: Int32s
     last: Int32s
     held: tuple[HeldMost, ...]
+    copies: int = 1
 
 
 def between_places(places: tuple[int, ...]) -> Topology:
@@ -89,13 +92,14 @@ class OrderKey(NamedTuple):
 
 
 @lru_cache(maxsize=256)
-def form_of(key: OrderKey, mode: P2PMode, places: tuple[int, ...] = ()) -> OrderForm:
+def form_of(key: OrderKey, mode: P2PMode, places: tuple[int, ...] = (), copies: int = 1) -> OrderForm:
     """Compile an order.
 
     Args:
         key: Of what ranks run.
         mode: How messages are issued.
         places: Of each pipeline rank; messages between two places pass the one link that joins them.
+        copies: Equal pipelines in the same places, which take turns on the links.
 
     Raises:
         UnknownName: If there is no such schedule.
@@ -104,24 +108,26 @@ def form_of(key: OrderKey, mode: P2PMode, places: tuple[int, ...] = ()) -> Order
     import numpy as np
 
     order = order_of(*key)
-    compiled = Compiled(order, mode, between_places(places))
+    stages = order.shape.stages
+    many = repeated(order, copies) if copies > 1 else order
+    compiled = Compiled(many, mode, between_places(places * copies))
     actions = compiled.graph.flow.actions
     splitting = {action.stage for action in actions if action.kind is ActionKind.BACKWARD_INPUT}
     rows = np.zeros(compiled.classes, np.int32)
     for number, action in enumerate(actions, 1):
         whole = action.kind is ActionKind.BACKWARD_WEIGHT and action.stage not in splitting
         kind = ActionKind.BACKWARD if whole else action.kind
-        rows[number] = 1 + FIGURES * action.stage + _COMPUTE[kind]
+        rows[number] = 1 + FIGURES * (action.stage % stages) + _COMPUTE[kind]
     for way in compiled.ways:
         forward = way.message.kind is ActionKind.FORWARD
-        first = 1 + FIGURES * way.message.src_stage + (_TO_NEXT if forward else _TO_PREVIOUS)
+        first = 1 + FIGURES * (way.message.src_stage % stages) + (_TO_NEXT if forward else _TO_PREVIOUS)
         rows[way.move] = first
         if way.path is None:
             rows[way.copy] = first
         else:
             rows[way.arrive] = first + 1
     last = compiled.graph.compute[compiled.graph.flow.first[1:] - 1].astype(np.int32)
-    return OrderForm(compiled, rows, last, held_by(key))
+    return OrderForm(compiled, rows, last, held_by(key), copies)
 
 
 @lru_cache(maxsize=4096)

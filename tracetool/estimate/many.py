@@ -6,6 +6,7 @@ What depends on the form alone (order, task graph, how many microbatches a rank 
 from __future__ import annotations
 
 from collections import defaultdict
+from operator import add
 from typing import TYPE_CHECKING
 
 from tracetool.estimate.estimating import Estimate, told_of
@@ -77,18 +78,22 @@ def estimates_of(form: OrderForm, jobs: Sequence[Job], costs: Sequence[JobCosts]
     values: Int64s = times[form.rows]
     everything = np.arange(len(form.rows), dtype=np.int32)
     durations = Durations(values[:, 0].copy(), everything, values)
-    ends, computed = form.compiled.ends_and_compute(durations, form.last)
-    for job, each, ended, compute in zip(jobs, costs, ends.T.tolist(), computed[0].tolist(), strict=True):
+    ends, computed = form.compiled.ends_and_compute(durations, form.last, parts=form.copies)
+    for job, each, ended, compute in zip(jobs, costs, ends.T.tolist(), computed[-1].tolist(), strict=True):
         yield _estimate(form, job, each, ended, compute)
 
 
 def _estimate(form: OrderForm, job: Job, costs: JobCosts, ended: Sequence[int], compute: int) -> Estimate:
     ranks = range(job.training.stages)
     tails = [{part.kind: part.duration_ns for part in costs.tail(rank)} for rank in ranks]
+    behind = [sum(tail.values()) for tail in tails]
+    # Of pipelines side by side the one that ends last counts, the first of several.
+    parts = [ended[first : first + len(ranks)] for first in range(0, len(ended), len(ranks))]
+    steps = [max(map(add, part, behind)) for part in parts]
     return Estimate(
         job=job,
-        step_ns=max(end + sum(tail.values()) for end, tail in zip(ended, tails, strict=True)),
-        window_ns=max(ended),
+        step_ns=max(steps),
+        window_ns=max(parts[steps.index(max(steps))]),
         peak_hbm_bytes=costs.peaks_bytes(form.held),
         compute_ns=compute // len(ranks),
         reduction_ns=max(tail.get(ActionKind.REDUCE_GRAD, 0) for tail in tails),

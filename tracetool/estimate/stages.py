@@ -164,7 +164,6 @@ class JobCosts:
         timings: LayerTimings | None = None,
         parts: ModelParts | None = None,
     ) -> None:
-        self.tensor = training.tensor
         self._model = model
         self._device = device
         self._training = training

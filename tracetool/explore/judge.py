@@ -15,16 +15,11 @@ from tracetool.estimate.estimating import Job
 from tracetool.estimate.form import OrderKey, form_of, held_by
 from tracetool.estimate.layer_costs import CurveCosts
 from tracetool.estimate.many import estimates_of
-from tracetool.estimate.stages import JobCosts, parts_of, pipeline_of
+from tracetool.estimate.stages import JobCosts, parts_of
 from tracetool.explore.plan import pipelines_sharing, transports
-from tracetool.model.action import ActionKind
-from tracetool.model.scenario import Scenario
-from tracetool.model.topology import Topology
-from tracetool.network.link import Link
-from tracetool.replays.scenarios import replay_many
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Iterator, Sequence
 
     from tracetool.estimate.estimating import Estimate
     from tracetool.estimate.stages import ModelParts
@@ -74,7 +69,7 @@ class _Lane(NamedTuple):
     costs: JobCosts
 
 
-_Form = tuple[OrderKey, "P2PMode", tuple[int, ...]]
+_Form = tuple[OrderKey, "P2PMode", tuple[int, ...], int]
 
 
 class Judge:
@@ -122,8 +117,6 @@ class Judge:
                 peak = max(found[0][1].peaks_bytes(held_by(OrderKey.of(plan.training))))
                 if peak > self.workload.hbm_bytes:
                     done[number] = Judged(plan, 0, peak_hbm_bytes=peak, refusal=MEMORY)
-                elif plan.sharing == "temporal" and any(pipelines_sharing(over.line) > 1 for over, _ in found):
-                    done[number] = self._in_turns(plan, found, peak)
                 else:
                     self._add(number, plan, found, lanes)
             except TraceToolError as error:
@@ -148,28 +141,11 @@ class Judge:
         key, mode = OrderKey.of(plan.training), plan.training.mode
         for over, costs in found:
             places = () if plan.training.messages_hold_up else over.line.places
-            lanes[key, mode, places].append(_Lane(number, self._job(plan), costs))
+            copies = pipelines_sharing(over.line) if places and plan.sharing == "temporal" else 1
+            lanes[key, mode, places, copies].append(_Lane(number, self._job(plan), costs))
 
     def _job(self, plan: JobPlan) -> Job:
         return Job("plan", self.workload.model, self.workload.device, plan.training)
-
-    def _in_turns(self, plan: JobPlan, found: Iterable[tuple[OverTiers, JobCosts]], peak: int) -> Judged:
-        """Pipelines side by side, each message with the whole link in turn."""
-        slowest = Judged(plan, 0)
-        for over, costs in found:
-            pipeline = pipeline_of(plan.training, costs)
-            topology, count = links_of(over, costs), pipelines_sharing(over.line)
-            scenario = Scenario(topology, p2p=plan.training.mode, pipelines=count, link_sharing="temporal")
-            (times,) = replay_many(pipeline, pipeline.observed, [scenario])
-            if times.step_ns > slowest.step_ns:
-                reductions = (
-                    part for rank in pipeline.ranks for part in rank.tail if part.kind is ActionKind.REDUCE_GRAD
-                )
-                slowest = Judged(
-                    plan, times.step_ns, times.window_ns, times.compute_ns // plan.training.stages,
-                    max((part.duration_ns for part in reductions), default=0), peak,
-                )  # fmt: skip
-        return slowest
 
 
 def _swept(form: _Form, lanes: Sequence[_Lane]) -> Iterator[tuple[_Lane, Estimate]]:
@@ -178,19 +154,3 @@ def _swept(form: _Form, lanes: Sequence[_Lane]) -> Iterator[tuple[_Lane, Estimat
         some = lanes[first : first + _TOGETHER]
         estimates = estimates_of(made, [lane.job for lane in some], [lane.costs for lane in some])
         yield from zip(some, estimates, strict=True)
-
-
-def links_of(over: OverTiers, costs: JobCosts) -> Topology:
-    """Places of the outermost tier, and links between them that a message occupies as long as it does there."""
-    places = over.line.places
-    payload = costs.payload
-    names = [f"place{place}" for place in places]
-    links: dict[tuple[str, str], Link] = {}
-    for rank, place in enumerate(names):
-        other = names[(rank + 1) % len(names)]
-        took = over.link_ns(payload // costs.tensor, rank)
-        if took is not None:
-            bandwidth = max(1, round(payload * 1e9 / max(1, took[0])))
-            for one, two in ((place, other), (other, place)):
-                links.setdefault((one, two), Link(one, two, bandwidth, took[1]))
-    return Topology(tuple(names), tuple(links.values()))
