@@ -103,6 +103,32 @@ def test_a_domain_that_holds_all_of_a_dc_ends_what_pays(capsys: pytest.CaptureFi
     assert "another border of each dc" in capsys.readouterr().err
 
 
+def test_a_job_from_shapes(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """GPT-1T of the example: shares with their definition, what is silent, and the size of HB domains that pays."""
+    schemas, picture = ROOT / "schemas", tmp_path / "t.png"
+    path = tmp_path / "n.toml"
+    nodes = (schemas / "networks" / "a100.toml").read_text("utf-8")
+    path.write_text(nodes.replace('placement = "tp in node"', ""), encoding="utf-8")
+    model = str(schemas / "models" / "korthikanti.toml")
+    words = ["network", model, "--network", str(path)]
+    assert run(words) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) <= 24
+    text = " ".join(" ".join(lines).split())
+    assert "99.4% of pairs of ranks exchange nothing" in text
+    assert "tp 358400.00 GiB 98.3% pp 6300.00 GiB 1.7%" in text
+    assert "of collectives what rings carry, of all-to-alls straight sends" in text
+    assert run([*words, "--fit", "22B selective", "--sizes", "4,16", "-o", str(picture), "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    schema("traffic").validate(found)
+    assert found["shapes"] == "GPT-1T, tp 8 · pp 64"
+    assert ([one["devices"] for one in found["hb_domains"]], found["hb_domain_knee"]) == ([4, 8, 16], 8)
+    assert sum(found["by_dimension_bytes"].values()) == sum(found["by_tier_bytes"].values())
+    assert picture.read_bytes().startswith(b"\x89PNG")
+    assert run([*words, "--sizes", "4"]) == 2
+    assert "does not say how efficient A100 80GB is" in capsys.readouterr().err
+
+
 FOUR = ["--network", str(ROOT / "schemas" / "networks" / "four-gpus.toml"), "--schedule", "1f1b,geopipe"]
 
 
@@ -156,11 +182,12 @@ def test_networks_are_compared(capsys: pytest.CaptureFixture[str], tmp_path: Pat
 @pytest.mark.parametrize(
     ("words", "fault"),
     [
-        (["network"], "takes a recording and --network, or --devices alone"),
+        (["network"], "takes a recording or a MODEL.toml and --network, or --devices alone"),
         (["network", SAMPLE], "which network is not said"),
         (["network", SAMPLE, "--devices", "8"], "takes a recording"),
-        (["network", "--devices", "64", "--sizes", "1,2"], "--sizes is for recordings"),
+        (["network", "--devices", "64", "--sizes", "1,2"], "--sizes is for recordings and models"),
         (["network", SAMPLE, "--radix", "64"], "--radix is for --devices"),
+        (["network", SAMPLE, "--network", "n.toml", "--fit", "x"], "--fit is for models"),
         ([*FABRICS[:5], "--compare", "torus"], "torus"),
         (["network", "--devices", "64", "-o", "x.txt"], "is not written to .txt"),
     ],

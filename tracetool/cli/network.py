@@ -27,18 +27,20 @@ from tracetool.errors import ScenarioError
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from tracetool.network.fabric import DomainSize, Fabric, PriceFile
+    from tracetool.network.fabric import Fabric, PriceFile
     from tracetool.network.fabric import Kind as FabricKind
-    from tracetool.network.file import NetworkChoice
-    from tracetool.reconstruction import Reconstruction
-    from tracetool.reports.network import OnNetwork
+    from tracetool.reports import RunFacts
+    from tracetool.whatif.on_network import OnNetwork
 
 
 @click.command()
-@click.argument("paths", nargs=-1, type=path_or_url, metavar="[RUN_OR_TRACES]...")
+@click.argument("paths", nargs=-1, type=path_or_url, metavar="[RUN_OR_TRACES|MODEL.toml]...")
 @NETWORK
 @click.option(
     "--sizes", metavar="1,2,4", help="Also replay with HB domains (the innermost tier) of these sizes: which pays."
+)
+@click.option(
+    "--fit", multiple=True, metavar="NAME", help="Of a MODEL.toml: a measured run to fit the efficiency on. Repeatable."
 )
 @click.option("--devices", type=click.IntRange(1, 1 << 24), metavar="N", help="Without a recording: devices to join.")
 @click.option("--hb-domain", type=click.IntRange(1), metavar="K", help="Devices of an HB domain  [default: 8]")
@@ -68,6 +70,7 @@ def network(
     paths: tuple[Path, ...],
     network: Path | None,
     sizes: str | None,
+    fit: tuple[str, ...],
     devices: int | None,
     hb_domain: int | None,
     radix: int | None,
@@ -81,11 +84,12 @@ def network(
     as_json: bool,
     quiet: bool,
 ) -> None:
-    """Show a recorded job's traffic on a network, or what networks take to be built.
+    """Show a job's traffic on a network, recorded or from shapes, or what networks take to be built.
 
     \b
     Examples:
       tracetool network x.run --network n.toml -o traffic.png
+      tracetool network model.toml --network n.toml --sizes 1,2,4,8
       tracetool network --devices 32768 --hb-domain 16 --radix 64 \\
           --compare clos3,rail-optimised,rail-only --prices p.toml
     """
@@ -93,11 +97,11 @@ def network(
         check_target(path, force=force)
     if bool(paths) == (devices is not None):
         raise ScenarioError(
-            "tracetool network takes a recording and --network, or --devices alone.",
+            "tracetool network takes a recording or a MODEL.toml and --network, or --devices alone.",
             hint="tracetool network x.run --network n.toml, or tracetool network --devices 32768",
         )
     if not paths:
-        _refuse({"--network": network, "--sizes": sizes}, "recordings")
+        _refuse({"--network": network, "--sizes": sizes, "--fit": fit or None}, "recordings and models")
         shown = _fabrics(devices or 1, hb_domain or 8, radix or 64, compare, prices, hb_bandwidth, port_bandwidth)
     else:
         of_fabrics = {
@@ -107,7 +111,11 @@ def network(
         _refuse(of_fabrics, "--devices")
         if network is None:
             raise ScenarioError("which network is not said.", hint="add --network n.toml (tracetool help network)")
-        shown = _traffic(paths, network, sizes, quiet=quiet)
+        if [path.suffix.lower() for path in paths] == [".toml"]:
+            shown = _told(_from_shapes(paths[0], network, sizes, fit), following("estimate", str(paths[0])))
+        else:
+            _refuse({"--fit": fit or None}, "models")
+            shown = _told(_recorded(paths, network, sizes, quiet=quiet), following("replay"))
     text, forms, after = shown
     for path in output:
         if path.suffix.lower() not in forms:
@@ -168,42 +176,49 @@ def _fabrics(
     return lambda: fabrics_text(info), forms, after
 
 
-def _traffic(paths: Sequence[Path], network: Path, sizes: str | None, *, quiet: bool) -> _Shown:
+def _recorded(paths: Sequence[Path], network: Path, sizes: str | None, *, quiet: bool) -> tuple[OnNetwork, RunFacts]:
     from tracetool.ingestion.runs import open_run
-    from tracetool.model.scenario import Scenario
     from tracetool.network.file import read_network
     from tracetool.reconstruction import reconstruct
     from tracetool.reports import run_facts
-    from tracetool.reports.network import OnNetwork, sizes_text, traffic_json, traffic_rows, traffic_text
-    from tracetool.reports.network.picture import traffic_picture
-    from tracetool.reports.picture import PICTURE_SUFFIXES
-    from tracetool.whatif.on_network import busiest_time, job_traffic, seated
+    from tracetool.whatif.on_network import recorded_on
 
     choice = read_network(network)
     with ProgressBar(quiet=quiet) as progress:
         run = open_run(list(paths), progress)
-    recording = reconstruct(run)
-    topology = seated(choice, recording)
-    if topology.seating is None:
-        raise ScenarioError("the recording has no ranks on the network.")
-    job = job_traffic(run, recording)
-    devices = [topology.seating.device_of.get(rank, 0) for rank in range(job.traffic.ranks)]
-    used = job.traffic.busiest(choice.network, devices)
-    when = busiest_time(recording, Scenario(topology=topology), used[0]) if used else None
-    name = " ".join(map(str, paths))
-    facts = run_facts(name, run.manifest, command_line())
-    found: OnNetwork = OnNetwork(facts=facts, job=job, seating=topology.seating, used=used, when=when)
-    asked = None if sizes is None else _domain_sizes(sizes, choice, recording)
-    forms: dict[str, Callable[[], bytes]] = {".json": lambda: traffic_json(found)}
+    found = recorded_on(run, reconstruct(run), choice, _counts(sizes))
+    return found, run_facts(" ".join(map(str, paths)), run.manifest, command_line())
+
+
+def _from_shapes(model: Path, network: Path, sizes: str | None, fit: tuple[str, ...]) -> tuple[OnNetwork, RunFacts]:
+    from tracetool.estimate.file import read_model
+    from tracetool.network.file import read_network
+    from tracetool.reports import RunFacts
+    from tracetool.version import __version__
+    from tracetool.whatif.on_network import shapes_on
+
+    choice = read_network(network)
+    asked = read_model(model, fit, choice, timed=sizes is None)
+    return shapes_on(asked.job, choice, _counts(sizes)), RunFacts(str(model), "", __version__, command_line())
+
+
+def _counts(sizes: str | None) -> tuple[int, ...]:
+    from tracetool.cli.output import parse_counts
+
+    return () if sizes is None else parse_counts(sizes)
+
+
+def _told(on_network: tuple[OnNetwork, RunFacts], after: str) -> _Shown:
+    from tracetool.reports.network import traffic_json, traffic_rows, traffic_text
+    from tracetool.reports.network.picture import traffic_picture
+    from tracetool.reports.picture import PICTURE_SUFFIXES
+
+    found, facts = on_network
+    forms: dict[str, Callable[[], bytes]] = {".json": lambda: traffic_json(found, facts)}
     for suffix, form in PICTURE_SUFFIXES.items():
-        forms[suffix] = lambda form=form: traffic_picture(found, form)  # type: ignore[misc]
+        forms[suffix] = lambda form=form: traffic_picture(found, facts, form)  # type: ignore[misc]
     forms |= {".csv": lambda: traffic_rows(found).write_csv().encode(), ".parquet": lambda: _parquet(found)}
-
-    def text() -> bytes:
-        more = [] if asked is None else ["", *sizes_text(*asked)]
-        return traffic_text(found) + "".join(f"{line}\n" for line in more).encode()
-
-    return text, forms, following("replay")
+    return lambda: traffic_text(found, facts), forms, after
 
 
 def _parquet(found: OnNetwork) -> bytes:
@@ -214,21 +229,3 @@ def _parquet(found: OnNetwork) -> bytes:
     file = io.BytesIO()
     traffic_rows(found).write_parquet(file)
     return file.getvalue()
-
-
-def _domain_sizes(text: str, choice: NetworkChoice, found: Reconstruction) -> tuple[list[DomainSize], int]:
-    """The step with HB domains of each size, and the size after which more does not pay."""
-    from tracetool.cli.output import parse_counts
-    from tracetool.model.scenario import Scenario
-    from tracetool.model.timeline import measure
-    from tracetool.network.fabric import domain_sizes
-    from tracetool.replays import replay
-    from tracetool.whatif.on_network import seated
-
-    inner = choice.network.tiers[0]
-
-    def step_ns(size: int) -> int:
-        topology = seated(choice.with_figure(inner.name, "size", size), found, all_used=False)
-        return measure(replay(found.pipeline, found.pipeline.observed, Scenario(topology=topology)).timeline).step_ns
-
-    return domain_sizes({*parse_counts(text), inner.size}, step_ns)

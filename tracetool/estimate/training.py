@@ -270,7 +270,7 @@ def placed(choice: NetworkChoice, degrees: Degrees) -> OverNetwork:
     Raises:
         BadTopology: If it does not fit.
     """
-    placement = _fitting(choice, degrees).place(degrees)
+    placement = fitting(choice, degrees).place(degrees)
 
     def devices(*along: Dimension, **fixed: int) -> tuple[int, ...]:
         wide = [range(degrees.dp // degrees.ep if d == "dp" and fixed else getattr(degrees, d)) for d in along]
@@ -287,7 +287,7 @@ def placed(choice: NetworkChoice, degrees: Degrees) -> OverNetwork:
     return OverNetwork(groups, devices("pp"), choice)
 
 
-def _fitting(choice: NetworkChoice, degrees: Degrees) -> NetworkChoice:
+def fitting(choice: NetworkChoice, degrees: Degrees) -> NetworkChoice:
     """The tiers that a job reaches over, where its placement names no others: jobs of one file differ in size."""
     tiers = choice.network.tiers
     number = next((number for number, tier in enumerate(tiers) if tier.size >= degrees.ranks), len(tiers) - 1)

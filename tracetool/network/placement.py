@@ -100,14 +100,23 @@ class Placement:
             rank = rank * self.degrees.wide(name) + at.get(name, 0)
         return rank
 
-    def groups(self, dimension: Dimension) -> list[tuple[int, ...]]:
-        """Ranks of each group along a dimension, in order; those of dp reach over expert parallel ones."""
-        varied = {"dp", "ep"} if dimension == "dp" else {dimension}
-        others = [[(name, at) for at in range(self.degrees.wide(name))] for name in DIMENSIONS if name not in varied]
-        wide = getattr(self.degrees, dimension)
+    def groups(self, *along: Dimension) -> list[tuple[int, ...]]:
+        """Ranks of each group along dimensions, in order.
+
+        Args:
+            along: The dimensions. Those of dp alone reach over expert parallel ranks; those of several if ep is one.
+        """
+        varied: set[Dimension] = {"dp", "ep"} if along == ("dp",) else set(along)
+
+        def ranks(names: list[Dimension]) -> list[int]:
+            """With every other dimension at 0."""
+            places = product(*(range(self.degrees.wide(name)) for name in names))
+            return [self.rank({**dict.fromkeys(DIMENSIONS, 0), **dict(zip(names, at, strict=True))}) for at in places]
+
+        outward = DIMENSIONS[::-1]
+        within = ranks([name for name in outward if name in varied])
         return [
-            tuple(self.rank({**dict(fixed), dimension: at}) for at in range(wide))
-            for fixed in product(*reversed(others))
+            tuple(first + rank for rank in within) for first in ranks([name for name in outward if name not in varied])
         ]
 
     @cached_property

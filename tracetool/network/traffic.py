@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
-from tracetool.network.placement import DIMENSIONS
+from tracetool.network.placement import DIMENSIONS, parse_dimension
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -43,10 +43,17 @@ class Volume:
     Attributes:
         kind: The collective, or that it is messages between neighbours.
         payload_bytes: Of all of a step's together: of collectives their tensors, of messages what one neighbour sends.
+        along: Dimensions that the groups lie along, if not the one that makes the bytes; of dp without ep, of those
+            ranks that hold the same experts.
+        stage: The pipeline rank whose groups alone move it; None for all.
+        ends: Whether only the first and the last rank of each group take part.
     """
 
     kind: Kind | str
     payload_bytes: float
+    along: tuple[Dimension, ...] = ()
+    stage: int | None = None
+    ends: bool = False
 
 
 @dataclass(frozen=True)
@@ -188,16 +195,26 @@ def edges(kind: Kind | str, group: Sequence[int], payload_bytes: float) -> list[
     return [(a, b, carried) for a, b in zip(group, [*group[1:], group[0]], strict=True)]
 
 
-def of_job(placement: Placement, volumes: Mapping[Dimension, Sequence[Volume]]) -> Traffic:
-    """Traffic of a job whose groups along each dimension all move the same.
+def of_job(placement: Placement, volumes: Mapping[str, Sequence[Volume]]) -> Traffic:
+    """Traffic of a job whose groups along the same dimensions all move the same.
 
     Args:
         placement: The job.
-        volumes: What the groups along each dimension move in a step.
+        volumes: What makes bytes, and what the groups move in a step; by default they lie along the dimension of that
+            name.
     """
     rows: list[Row] = []
-    for dimension, moved in volumes.items():
-        for group in placement.groups(dimension):
-            for volume in moved:
-                rows += [(a, b, dimension, size) for a, b, size in edges(volume.kind, group, volume.payload_bytes)]
+    for name, moved in volumes.items():
+        for volume in moved:
+            for whole in _groups(placement, name, volume):
+                group = (whole[0], whole[-1]) if volume.ends else whole
+                rows += [(a, b, name, size) for a, b, size in edges(volume.kind, group, volume.payload_bytes)]
     return of_rows(placement.degrees.ranks, rows)
+
+
+def _groups(placement: Placement, name: str, volume: Volume) -> list[tuple[int, ...]]:
+    groups = placement.groups(*(volume.along or (parse_dimension(name),)))
+    if volume.stage is None:
+        return groups
+    each = placement.degrees.ranks // placement.degrees.pp
+    return [group for group in groups if group[0] // each == volume.stage]

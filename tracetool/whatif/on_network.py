@@ -1,4 +1,4 @@
-"""A recorded job on a network: where its ranks are, and what they send each other in a step."""
+"""A job on a network, recorded or from shapes: where its ranks are, and what they send each other in a step."""
 
 from __future__ import annotations
 
@@ -7,10 +7,15 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
+from tracetool.errors import BadTopology
+from tracetool.estimate.estimating import estimate
+from tracetool.estimate.volumes import job_traffic as shapes_traffic
 from tracetool.model.dc_map import DCMap
+from tracetool.model.scenario import Scenario
 from tracetool.model.timeline import measure
 from tracetool.model.topology import Topology
 from tracetool.network.collectives import kind_of
+from tracetool.network.fabric import domain_sizes
 from tracetool.network.placement import DIMENSIONS, Degrees
 from tracetool.network.seating import Seating
 from tracetool.network.traffic import EMBEDDING, OTHER, Traffic, edges, of_rows
@@ -18,10 +23,11 @@ from tracetool.reconstruction.steps.crossing import find_crossing
 from tracetool.replays import replay
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
-    from tracetool.model.scenario import Scenario
+    from tracetool.estimate.estimating import Job
     from tracetool.model.timeline import Timeline
+    from tracetool.network.fabric import DomainSize
     from tracetool.network.file import NetworkChoice
     from tracetool.network.link import Link
     from tracetool.network.traffic import Row, Used
@@ -75,11 +81,11 @@ def seated(choice: NetworkChoice, found: Reconstruction, *, all_used: bool = Tru
 
 @dataclass(frozen=True, slots=True)
 class JobTraffic:
-    """What the ranks of a recorded job send each other in a step.
+    """What the ranks of a job send each other in a step.
 
     Attributes:
         traffic: By pair of global ranks.
-        step: The step; None if the capture cannot be cut into steps: then all of it is counted.
+        step: The step; None of a job from shapes, or if the capture cannot be cut into steps and all of it is counted.
         unsized: Operations whose size is unknown: they are left out.
         unrecorded: Ranks of the job that were not recorded: what only they send is not in it.
         unfamiliar: Operations that move their bytes in ways that are not known: they are left out.
@@ -191,3 +197,108 @@ def _dimension(members: Sequence[Coordinates]) -> str:
     """The one dimension that the members of a group differ in."""
     varied = [name for name in DIMENSIONS if len({getattr(place, name) for place in members}) > 1]
     return varied[0] if len(varied) == 1 else OTHER
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OnNetwork:
+    """A job's traffic on a network.
+
+    Attributes:
+        job: The traffic.
+        seating: Where its ranks are.
+        used: Every resource, the one first that is occupied longest.
+        when: When that one is occupied most in the replayed step; None of a job from shapes.
+        shapes: The job in words, if it is from shapes.
+        domains: The step with HB domains of each size that was asked for, and of the network's own.
+        knee: The size of those after which twice as much gains less than 1 %; None if none was asked for.
+    """
+
+    job: JobTraffic
+    seating: Seating
+    used: Sequence[Used]
+    when: When | None = None
+    shapes: str | None = None
+    domains: Sequence[DomainSize] = ()
+    knee: int | None = None
+
+    def devices(self) -> list[int]:
+        """Device of each rank that has traffic; 0 of others."""
+        return [self.seating.device_of.get(rank, 0) for rank in range(self.job.traffic.ranks)]
+
+    def tier_bytes(self) -> dict[str, int]:
+        """Bytes that pairs exchange which meet at each tier, from the inside out."""
+        tiers = self.job.traffic.tiers(self.seating.network, self.devices())
+        sums = dict.fromkeys((tier.name for tier in self.seating.network.tiers), 0)
+        for number, size in zip(tiers.tolist(), self.job.traffic.payload_bytes.tolist(), strict=True):
+            sums[self.seating.network.tiers[number].name] += size
+        return sums
+
+
+def recorded_on(run: Run, found: Reconstruction, choice: NetworkChoice, sizes: Sequence[int] = ()) -> OnNetwork:
+    """A recorded job's traffic on a network.
+
+    Args:
+        run: The Run.
+        found: What was reconstructed of it.
+        choice: The network.
+        sizes: Sizes of HB domains to replay the recorded order with.
+
+    Raises:
+        BadTopology: If the job does not fit on the network, or the network with such HB domains.
+    """
+    topology = seated(choice, found)
+    seating = topology.seating
+    if seating is None:
+        raise BadTopology("the recording has no ranks on the network.")
+    job = job_traffic(run, found)
+    devices = [seating.device_of.get(rank, 0) for rank in range(job.traffic.ranks)]
+    used = job.traffic.busiest(choice.network, devices)
+    when = busiest_time(found, Scenario(topology=topology), used[0]) if used else None
+
+    def step_ns(choice: NetworkChoice) -> int:
+        scenario = Scenario(topology=seated(choice, found, all_used=False))
+        return measure(replay(found.pipeline, found.pipeline.observed, scenario).timeline).step_ns
+
+    domains, knee = _domain_sizes(sizes, choice, step_ns)
+    return OnNetwork(job=job, seating=seating, used=used, when=when, domains=domains, knee=knee)
+
+
+def shapes_on(job: Job, choice: NetworkChoice, sizes: Sequence[int] = ()) -> OnNetwork:
+    """The traffic on a network of a job from shapes.
+
+    Args:
+        job: The job.
+        choice: The network.
+        sizes: Sizes of HB domains to estimate the step with.
+
+    Raises:
+        ScenarioError: If something of the job does not divide, or a figure is not positive.
+        BadTopology: If the job does not fit on the network, or the network with such HB domains.
+    """
+    training = job.training
+    training.check(job.model, job.device)
+    traffic, network, placement = shapes_traffic(job.model, training, choice)
+    seating = Seating(
+        network,
+        (tuple(placement.devices[rank] for rank in placement.groups("pp")[0]),),
+        tuple(enumerate(placement.devices)),
+    )
+    domains, knee = _domain_sizes(sizes, choice, lambda choice: estimate(job, choice).step_ns)
+    return OnNetwork(
+        job=JobTraffic(traffic, None, 0, 0, ()),
+        seating=seating,
+        used=traffic.busiest(network, placement.devices),
+        shapes=f"{job.model.name}, {training.degrees.text}",
+        domains=domains,
+        knee=knee,
+    )
+
+
+def _domain_sizes(
+    sizes: Sequence[int], choice: NetworkChoice, step_ns: Callable[[NetworkChoice], int]
+) -> tuple[Sequence[DomainSize], int | None]:
+    """The step with HB domains of each size and of the network's own, and after which more does not pay."""
+    if not sizes:
+        return (), None
+    inner = choice.network.tiers[0]
+    return domain_sizes({*sizes, inner.size}, lambda size: step_ns(choice.with_figure(inner.name, "size", size)))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated
 
 import msgspec
@@ -20,44 +19,11 @@ if TYPE_CHECKING:
     import polars as pl
 
     from tracetool.network.fabric import DomainSize, Fabric, PriceFile
-    from tracetool.network.seating import Seating
-    from tracetool.network.traffic import Used
     from tracetool.reports import RunFacts
-    from tracetool.whatif.on_network import JobTraffic, When
+    from tracetool.whatif.on_network import OnNetwork
 
 _RESOURCES = 3
 """So many resources are listed; JSON has all."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OnNetwork:
-    """A job's traffic on a network.
-
-    Attributes:
-        facts: About the Run and the call.
-        job: The traffic.
-        seating: Where its ranks are.
-        used: Every resource, the one first that is occupied longest.
-        when: When that one is occupied most in the replayed step.
-    """
-
-    facts: RunFacts
-    job: JobTraffic
-    seating: Seating
-    used: Sequence[Used]
-    when: When | None
-
-    def devices(self) -> list[int]:
-        """Device of each rank that has traffic; 0 of others."""
-        return [self.seating.device_of.get(rank, 0) for rank in range(self.job.traffic.ranks)]
-
-    def tier_bytes(self) -> dict[str, int]:
-        """Bytes that pairs exchange which meet at each tier, from the inside out."""
-        tiers = self.job.traffic.tiers(self.seating.network, self.devices())
-        sums = dict.fromkeys((tier.name for tier in self.seating.network.tiers), 0)
-        for number, size in zip(tiers.tolist(), self.job.traffic.payload_bytes.tolist(), strict=True):
-            sums[self.seating.network.tiers[number].name] += size
-        return sums
 
 
 class ResourceInfo(msgspec.Struct, kw_only=True):
@@ -83,13 +49,20 @@ class WhenInfo(msgspec.Struct, kw_only=True):
     busy_ratio: Annotated[float | None, doc("Share of it that the resource is occupied.")]
 
 
+class DomainSizeInfo(msgspec.Struct, kw_only=True):
+    """The step with HB domains of one size."""
+
+    devices: Annotated[int, doc("Their size, K.")]
+    step_ns: Annotated[int, doc("The step of the recorded order, or of the job from shapes.")]
+
+
 class TrafficInfo(Head, kw_only=True):
-    """Result of tracetool network on a recording."""
+    """Result of tracetool network on a recording, or on a model."""
 
     schema: SchemaId = "urn:tracetool:schema:1:traffic"
     run: Annotated[str, doc("What the user named.")]
     network: Annotated[str, doc("The network's name.")]
-    step: Annotated[int | None, doc("Step that is counted; null: the whole capture.")]
+    step: Annotated[int | None, doc("Step that is counted; null: the whole capture, or a step from shapes.")]
     ranks: Annotated[int, doc("Ranks of the job.")]
     silent_ratio: Annotated[float, doc("Share of ordered pairs of ranks that exchange nothing.")]
     by_dimension_bytes: Annotated[dict[str, int], doc("Bytes that ranks hand each other, by what makes them.")]
@@ -99,6 +72,13 @@ class TrafficInfo(Head, kw_only=True):
     unsized: Annotated[int, doc("Operations of unknown size, which are left out.")]
     unrecorded_ranks: Annotated[int, doc("Ranks that were not recorded: what only they send is not in it.")]
     unfamiliar: Annotated[list[str], doc("Operations that move their bytes in unknown ways, which are left out.")]
+    shapes: Annotated[str | None, doc("The job, if it is from shapes; null of a recording.")]
+    hb_domains: Annotated[
+        list[DomainSizeInfo], doc("The step against the size of HB domains, if sizes were asked for.")
+    ]
+    hb_domain_knee: Annotated[
+        int | None, doc("The size of those after which twice as much gains less than 1 %; null if none was asked for.")
+    ]
 
 
 class FabricInfo(msgspec.Struct, kw_only=True):
@@ -134,15 +114,15 @@ class FabricsInfo(Head, kw_only=True):
     fabrics: Annotated[list[FabricInfo], doc("One per network, as asked for.")]
 
 
-def traffic_info(found: OnNetwork) -> TrafficInfo:
+def traffic_info(found: OnNetwork, facts: RunFacts) -> TrafficInfo:
     """The traffic as the structs of the schema."""
     traffic = found.job.traffic
     return as_struct(
         TrafficInfo,
-        found.facts,
-        run=found.facts.name,
+        found.job,
+        facts,
+        run=facts.name,
         network=found.seating.network.name,
-        step=found.job.step,
         ranks=traffic.ranks,
         silent_ratio=traffic.silent_ratio,
         by_dimension_bytes=traffic.by_dimension(),
@@ -158,15 +138,17 @@ def traffic_info(found: OnNetwork) -> TrafficInfo:
             for used in found.used
         ],
         busiest_when=None if found.when is None else as_struct(WhenInfo, found.when),
-        unsized=found.job.unsized,
         unrecorded_ranks=found.job.unrecorded,
         unfamiliar=list(found.job.unfamiliar),
+        shapes=found.shapes,
+        hb_domains=[as_struct(DomainSizeInfo, one) for one in found.domains],
+        hb_domain_knee=found.knee,
     )
 
 
-def traffic_json(found: OnNetwork) -> bytes:
+def traffic_json(found: OnNetwork, facts: RunFacts) -> bytes:
     """The traffic as JSON."""
-    return as_json(traffic_info(found))
+    return as_json(traffic_info(found, facts))
 
 
 def traffic_rows(found: OnNetwork) -> pl.DataFrame:
@@ -187,13 +169,14 @@ def traffic_rows(found: OnNetwork) -> pl.DataFrame:
     )
 
 
-def traffic_text(found: OnNetwork) -> bytes:
-    """One screen: what is silent, which tier carries how much, and what is busiest when."""
+def traffic_text(found: OnNetwork, facts: RunFacts) -> bytes:
+    """One screen: what is silent, which tier carries how much, what is busiest when, and which HB domains pay."""
     traffic = found.job.traffic
     tiers, total = found.tier_bytes(), max(1, int(traffic.payload_bytes.sum()))
     lines = wrapped([_first(found)])
     step = "the whole capture" if found.job.step is None else f"step {found.job.step}"
-    lines += ["", f"  {found.facts.name}: {step}, {traffic.ranks} ranks on {found.seating.network.name}", ""]
+    of = f"{step}, {traffic.ranks} ranks" if found.shapes is None else f"a step from shapes, {found.shapes}"
+    lines += ["", *wrapped([f"  {facts.name}: {of} on {found.seating.network.name}"]), ""]
     by_tier = [(name, format_size(size), f"{size / total:.1%}") for name, size in tiers.items()]
     lines += table([("tier", "bytes", "share"), *by_tier])
     by_dimension = [(name, format_size(size), f"{size / total:.1%}") for name, size in traffic.by_dimension().items()]
@@ -203,26 +186,32 @@ def traffic_text(found: OnNetwork) -> bytes:
         for used in found.used[:_RESOURCES]
     ]
     lines += ["", *table([("busiest", "tier", "bytes", "occupied", "mostly"), *busy])]
-    return ("\n".join([*lines, *wrapped(_notes(found))]) + "\n").encode()
+    lines += wrapped(_notes(found))
+    if found.knee is not None:
+        lines += ["", *sizes_text(found.domains, found.knee)]
+    return ("\n".join(lines) + "\n").encode()
 
 
 def _first(found: OnNetwork) -> str:
     silent = f"{found.job.traffic.silent_ratio:.1%} of pairs of ranks exchange nothing."
-    if not found.used or found.when is None:
+    if not found.used:
         return silent
     busiest, when = found.used[0], found.when
     told = (
         f"Busiest is {busiest.link.name} of tier {busiest.tier} ({format_bits(busiest.link.bandwidth_bytes_per_s)}): "
-        f"{format_duration(busiest.busy_ns)} of a step of {format_duration(when.step_ns)}, mostly {busiest.mostly}"
+        f"{format_duration(busiest.busy_ns)} of a step"
     )
-    if when.start_ns is not None and when.end_ns is not None and when.busy_ratio is not None:
+    if when is not None:
+        told += f" of {format_duration(when.step_ns)}"
+    told += f", mostly {busiest.mostly}"
+    if when is not None and when.start_ns is not None and when.end_ns is not None and when.busy_ratio is not None:
         start, end = (format_duration(at) for at in (when.start_ns, when.end_ns))
         told += f", most from {start} to {end} ({when.busy_ratio:.0%} of that time)"
     return f"{told}. {silent}"
 
 
 def _notes(found: OnNetwork) -> list[str]:
-    notes = ["Bytes: of collectives what rings carry, of all-to-alls straight sends."]
+    notes = ["Bytes that ranks hand each other: of collectives what rings carry, of all-to-alls straight sends."]
     if found.job.unrecorded:
         notes.append(f"note: {found.job.unrecorded} ranks were not recorded: what only they send is not in it")
     if found.job.unsized:

@@ -9,12 +9,17 @@ from tracetool.reports.picture import SERIES, save
 from tracetool.units import format_size
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
+    from tracetool.network.fabric import DomainSize
     from tracetool.network.traffic import Traffic
-    from tracetool.reports.network import FabricsInfo, OnNetwork
+    from tracetool.reports import RunFacts
+    from tracetool.reports.network import FabricsInfo
     from tracetool.reports.picture import PictureFormat
+    from tracetool.whatif.on_network import OnNetwork
 
 MOST_CELLS = 512
 """Cells along a side of the map: of more ranks several share one, which shows their sum."""
@@ -24,16 +29,17 @@ _TICKS = 5
 """Sizes that the scale of colours names, from the least to the most."""
 
 
-def traffic_picture(found: OnNetwork, picture_format: PictureFormat) -> bytes:
-    """Who sends how much to whom, and which tier carries it."""
-    return save(partial(_traffic, found), picture_format)
+def traffic_picture(found: OnNetwork, facts: RunFacts, picture_format: PictureFormat) -> bytes:
+    """Who sends how much to whom, which tier carries it, and the step against the size of HB domains if asked for."""
+    return save(partial(_traffic, found, facts), picture_format)
 
 
-def _traffic(found: OnNetwork) -> Figure:
+def _traffic(found: OnNetwork, facts: RunFacts) -> Figure:
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(10, 5), layout="constrained")
-    heat, bars = figure.subplots(1, 2, width_ratios=(3, 2))
+    has_sizes = found.knee is not None
+    figure = Figure(figsize=(14 if has_sizes else 10, 5), layout="constrained")
+    heat, bars, *line = figure.subplots(1, 3 if has_sizes else 2, width_ratios=(3, 2, 2) if has_sizes else (3, 2))
     draw_heat(heat, found.job.traffic)
     tiers = found.tier_bytes()
     bars.barh(list(tiers), [size / 2**30 for size in tiers.values()], color=SERIES[0])
@@ -43,9 +49,26 @@ def _traffic(found: OnNetwork) -> Figure:
     bars.set_xlabel("GiB a step, by the tier\nat which both ranks meet")
     bars.spines[["top", "right"]].set_visible(False)
     bars.invert_yaxis()
+    if found.knee is not None:
+        _draw_sizes(line[0], found.domains, found.knee)
     silent = f"{found.job.traffic.silent_ratio:.1%} of pairs exchange nothing"
-    figure.suptitle(f"{found.facts.name} on {found.seating.network.name}: {silent}")
+    figure.suptitle(f"{facts.name} on {found.seating.network.name}: {silent}")
     return figure
+
+
+def _draw_sizes(axes: Axes, domains: Sequence[DomainSize], knee: int) -> None:
+    """The step against the size of HB domains."""
+    sizes = [one.devices for one in domains]
+    axes.plot(sizes, [one.step_ns / 1e6 for one in domains], marker="o", color=SERIES[0])
+    axes.axvline(knee, color=SERIES[1], linestyle="--", label=f"knee: {knee}")
+    axes.set_xscale("log", base=2)
+    axes.set_xticks(sizes, [str(size) for size in sizes])
+    axes.minorticks_off()
+    axes.set_ylim(bottom=0)
+    axes.set_xlabel("devices of an HB domain")
+    axes.set_ylabel("step in ms")
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.legend()
 
 
 def draw_heat(axes: Axes, traffic: Traffic) -> None:
