@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
@@ -10,10 +11,14 @@ from helpers.recorded import ROOT
 from tracetool.estimate.estimating import estimate, fit_efficiency
 from tracetool.estimate.file import AskedJobs, read_model
 from tracetool.estimate.many import estimate_many
+from tracetool.estimate.stages import analytical_pipeline
+from tracetool.model.scenario import Scenario
 from tracetool.network.file import NetworkChoice, read_network
+from tracetool.replays.scenarios import replay_many
 
 if TYPE_CHECKING:
     from tracetool.estimate.estimating import Estimate
+    from tracetool.model.pipeline import P2PMode
 
 MODEL, NETWORK = ROOT / "schemas" / "models" / "korthikanti.toml", ROOT / "schemas" / "networks" / "a100.toml"
 FITTED = "22B selective"
@@ -59,6 +64,17 @@ def test_every_other_row_is_within_three_per_cent(estimates: dict[str, Estimate]
 def test_utilisation(estimates: dict[str, Estimate]) -> None:
     """Within 1.5 points: of 530B 1.3 too high, of 1T 1.4 too low. Half a point was aimed at and is not reached."""
     assert {name: estimates[name].mfu_ratio for name in MFU} == pytest.approx(MFU, abs=0.015)
+
+
+def test_interleaved_stages_wait_for_no_order(asked: AskedJobs) -> None:
+    """With free messages Megatron's blocking batches take what messages do that wait for nothing, to the ns."""
+    for job in asked.measured:
+        if job.training.chunks > 1:
+            device = replace(job.device, tensor_bandwidth_bytes_per_s=210 * 10**9)
+            made = analytical_pipeline(job.model, device, job.training)
+            modes: tuple[P2PMode, ...] = ("grouped", "posted-ahead")
+            steps = [replay_many(made, made.observed, [Scenario(p2p=p2p)])[0].step_ns for p2p in modes]
+            assert steps[0] == steps[1]
 
 
 def test_memory_is_below_the_devices(estimates: dict[str, Estimate]) -> None:

@@ -110,7 +110,7 @@ def test_groups_along_several_dimensions() -> None:
     assert placement.groups("cp", "dp")[:2] == [(0, 2, 8, 10), (1, 3, 9, 11)]
     assert placement.groups("dp")[0] == (0, 4, 8, 12)
     for along in (("cp", "ep", "dp"), ("cp", "dp"), ("dp",), ("tp",), ("pp",)):
-        assert sorted(rank for group in placement.groups(*along) for rank in group) == list(range(32))  # type: ignore[arg-type]
+        assert sorted(rank for group in placement.groups(*along) for rank in group) == list(range(32))
 
 
 def test_a_single_stage_sends_no_messages() -> None:

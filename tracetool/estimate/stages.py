@@ -2,8 +2,10 @@
 
 Without a network, messages take no time, receives are posted ahead and nothing follows the last backward. Over one,
 transfers block as Megatron's do: grouped, or, of interleaved stages, at the end of each action, which then takes so
-much longer (``send_forward_backward_recv_forward_backward`` waits for all four); each tensor-parallel rank sends its
-share. After the last backward gradients are reduced and the optimizer steps.
+much longer: ``send_forward_backward_recv_forward_backward`` waits for all four, and what goes to the next and to the
+previous stage leaves through one port. That these batches wait for nothing but their messages is what their replay as
+``grouped`` shows. Each tensor-parallel rank sends its share. After the last backward gradients are reduced and the
+optimizer steps.
 """
 
 from __future__ import annotations

@@ -195,7 +195,9 @@ def edges(kind: Kind | str, group: Sequence[int], payload_bytes: float) -> list[
     return [(a, b, carried) for a, b in zip(group, [*group[1:], group[0]], strict=True)]
 
 
-def of_job(placement: Placement, volumes: Mapping[str, Sequence[Volume]]) -> Traffic:
+def of_job(
+    placement: Placement, volumes: Mapping[Dimension, Sequence[Volume]] | Mapping[str, Sequence[Volume]]
+) -> Traffic:
     """Traffic of a job whose groups along the same dimensions all move the same.
 
     Args:
