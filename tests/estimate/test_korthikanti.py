@@ -62,8 +62,23 @@ def test_every_other_row_is_within_three_per_cent(estimates: dict[str, Estimate]
 
 
 def test_utilisation(estimates: dict[str, Estimate]) -> None:
-    """Within 1.5 points: of 530B 1.3 too high, of 1T 1.4 too low. Half a point was aimed at and is not reached."""
+    """Within 1.5 points: of 530B 1.3 too high, of 1T 1.4 too low. Half a point was aimed at and is not reached.
+
+    It is the step that is off, not the definition: over the measured steps it gives what is published to the digit
+    printed. Half a point is 0.9 % of a step. Both rows at once would need layers of 25,600 to run at a share of the
+    peak 8 % above those of 20,480: published, without filling and draining (p - 1)/(v m), are 58.3 and 63.2 %. The
+    curve, messages of interleaved stages included, has 5 %.
+    """
     assert {name: estimates[name].mfu_ratio for name in MFU} == pytest.approx(MFU, abs=0.015)
+    wide = ("530B selective", "1T selective")
+    measured = {name: estimates[name].mfu_ratio * estimates[name].predicted_s / SECONDS[name] for name in wide}
+    assert {name: round(ratio, 3) for name, ratio in measured.items()} == {name: MFU[name] for name in wide}
+    training = {name: estimates[name].job.training for name in wide}
+    filled = {name: MFU[name] * (1 + (of.stages - 1) / (of.chunks * of.microbatches)) for name, of in training.items()}
+    assert filled == pytest.approx({"530B selective": 0.583, "1T selective": 0.632}, abs=5e-4)
+    computing = [estimates[name].mfu_ratio * estimates[name].step_ns / estimates[name].compute_ns for name in wide]
+    assert filled["1T selective"] / filled["530B selective"] == pytest.approx(1.085, abs=0.001)
+    assert computing[1] / computing[0] == pytest.approx(1.053, abs=0.001)
 
 
 def test_interleaved_stages_wait_for_no_order(asked: AskedJobs) -> None:

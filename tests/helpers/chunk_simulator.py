@@ -52,3 +52,22 @@ def ring_chains(path: Callable[[int, int], Path], ranks: int, rounds: int, size:
 def all_to_all_chains(path: Callable[[int, int], Path], ranks: int, size: float) -> list[list[Hop]]:
     """Each rank sends to the next one first, then to the one after it, and so on: one hop each."""
     return [[(path(src, (src + step) % ranks), size / ranks)] for step in range(1, ranks) for src in range(ranks)]
+
+
+def looped_ring(edges: Sequence[Path], rounds: int, size: float, loops: int) -> float:
+    """When a ring is through that moves a tensor in so many loops, one after another, in ns.
+
+    As NCCL runs one (``runRing`` of src/device/all_reduce.h: a loop takes a chunk of each rank all the way round): a
+    rank begins a loop when it is through with the one before; every edge is a resource of its own.
+    """
+    ranks, steps = len(edges), rounds * (len(edges) - 1)
+    busy = [size / ranks / loops * 1e9 / min(link.bandwidth_bytes_per_s for link in edge) for edge in edges]
+    free, through = [0.0] * ranks, [0.0] * ranks
+    for _ in range(loops):
+        arrived = list(through)
+        for _ in range(steps):
+            left = [max(there, sent) + takes for there, sent, takes in zip(arrived, free, busy, strict=True)]
+            free = left
+            arrived = [left[rank - 1] + edges[rank - 1].latency_ns for rank in range(ranks)]
+        through = arrived
+    return max(through)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 
 import pytest
-from helpers.chunk_simulator import all_to_all_chains, ring_chains, simulate
+from helpers.chunk_simulator import all_to_all_chains, looped_ring, ring_chains, simulate
 
 from tracetool.errors import ScenarioError
 from tracetool.network.collectives import Algorithm, Kind, collective_ns, fastest, pattern
@@ -71,6 +71,28 @@ def test_rings_take_what_chunks_take(network: Network, kind: Kind, size: int) ->
     assert chunks <= found.duration_ns(size) * 1.001 + 1
     if found.latency_ns < found.occupied_ns(size) / 10 or network is FLAT:
         assert found.duration_ns(size) == pytest.approx(chunks, rel=0.1)
+
+
+@pytest.mark.parametrize(("bandwidth", "hidden"), [(50 * GB, False), (3 * GB, True)])
+def test_rings_in_loops_meet_latencies_in_each(bandwidth: int, hidden: bool) -> None:
+    """Two DCs of four, 5 ms apart: of a tensor at once latencies hide behind a narrow link, at most a fourth is met.
+
+    NCCL moves a tensor in loops of at most 2 MiB a rank and channel, each of which meets the latencies: never shorter
+    than a tensor at once, and over a wide link longer by most of the latencies for each loop.
+    """
+    wan = Network("wan", (Tier("dc", 4, 50 * GB, 5_000), Tier("wan", 8, bandwidth, 5_000_000, shared_by="pair")))
+    edges = [wan.path(rank, (rank + 1) % 8) for rank in range(8)]
+    for size in (V, 10 * V):
+        (phase,) = pattern(wan, "allreduce", "ring", tuple(range(8))).phases
+        said = collective_ns(wan, "allreduce", "ring", range(8), size)
+        at_once, in_four = (looped_ring(edges, 2, size, loops) for loops in (1, 4))
+        assert said - phase.latency_ns <= at_once <= said * 1.001
+        if hidden:
+            assert said - at_once == pytest.approx(0.75 * phase.latency_ns, rel=0.02)
+            assert in_four == pytest.approx(at_once, rel=0.001) if size > V else in_four >= at_once
+        else:
+            assert at_once == pytest.approx(said, rel=0.001)
+            assert in_four > said + 2 * phase.latency_ns
 
 
 @pytest.mark.parametrize("network", [FLAT, NODES, SHARED, THIN, DCS], ids=lambda network: network.name)
