@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from helpers.drawn_jobs import drawn_jobs
 from helpers.recorded import ROOT
 
-from tracetool.estimate.many import estimate_many
+from tracetool.estimates.many import estimate_many
 from tracetool.network.file import read_network
 
 if TYPE_CHECKING:

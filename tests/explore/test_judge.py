@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 import pytest
 from helpers.drawn_jobs import drawn_jobs
 
-from tracetool.estimate.many import estimate_many
-from tracetool.estimate.stages import pipeline_of
+from tracetool.estimates.many import estimate_many
+from tracetool.estimates.stages import pipeline_of
 from tracetool.explore.judge import Judge
 from tracetool.explore.plan import JobPlan, Workload, pipelines_sharing
 from tracetool.model.scenario import Scenario
@@ -24,7 +24,7 @@ from tracetool.replays import replay
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from tracetool.estimate.stages import JobCosts
+    from tracetool.estimates.stages import JobCosts
     from tracetool.explore.transport import OverTiers
 
 TIERS = (

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tracetool.estimate.device import A100
-from tracetool.estimate.training import Training
-from tracetool.estimate.transformer import Experts, Transformer
+from tracetool.estimates.device import A100
+from tracetool.estimates.training import Training
+from tracetool.estimates.transformer import Experts, Transformer
 from tracetool.explore.bounds import bounds_of
 from tracetool.explore.candidates import candidates
 from tracetool.explore.judge import Judge

@@ -15,7 +15,7 @@ from tracetool.network.placement import Degrees
 from tracetool.network.tiers import Network, Tier
 
 if TYPE_CHECKING:
-    from tracetool.estimate.training import Group
+    from tracetool.estimates.training import Group
     from tracetool.network.collectives import Algorithm, Kind
 
 GIGABYTE = 10**9

@@ -7,10 +7,10 @@ from itertools import islice
 from random import Random
 from typing import TYPE_CHECKING
 
-from tracetool.estimate.device import A100
-from tracetool.estimate.estimating import Job
-from tracetool.estimate.training import Training
-from tracetool.estimate.transformer import Experts, Transformer
+from tracetool.estimates.device import A100
+from tracetool.estimates.estimating import Job
+from tracetool.estimates.training import Training
+from tracetool.estimates.transformer import Experts, Transformer
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tracetool.estimate.device import A100
-from tracetool.estimate.training import Training
-from tracetool.estimate.transformer import LLAMA_2_13B, LLAMA_2_70B
+from tracetool.estimates.device import A100
+from tracetool.estimates.training import Training
+from tracetool.estimates.transformer import LLAMA_2_13B, LLAMA_2_70B
 from tracetool.model.action import ActionKind
 from tracetool.model.scenario import Scenario
 from tracetool.model.timeline import measure

@@ -14,7 +14,7 @@ from tracetool.cli.topology import NETWORK
 from tracetool.errors import ScenarioError
 
 if TYPE_CHECKING:
-    from tracetool.estimate.timings import LayerTimings
+    from tracetool.estimates.timings import LayerTimings
     from tracetool.network.file import NetworkChoice
     from tracetool.reports.estimate.json import EstimateFacts
 
@@ -56,7 +56,7 @@ def estimate(
       tracetool estimate model.toml --network network.toml --fit "22B selective"
       tracetool estimate --plans plans.json --layers layers.json --network n.toml
     """
-    from tracetool.estimate.timings import read_layers
+    from tracetool.estimates.timings import read_layers
     from tracetool.network.file import read_network
 
     choice = None if network is None else read_network(network)
@@ -88,9 +88,9 @@ def _model(
     as_json: bool,
     quiet: bool,
 ) -> None:
-    from tracetool.estimate.estimating import estimate as run
-    from tracetool.estimate.file import read_model
-    from tracetool.estimate.many import estimate_many
+    from tracetool.estimates.estimating import estimate as run
+    from tracetool.estimates.file import read_model
+    from tracetool.estimates.many import estimate_many
     from tracetool.reports.estimate import json, text
 
     asked = read_model(model, fit, choice, timed=timings is not None)
@@ -118,7 +118,7 @@ def _plans(
 ) -> None:
     from dataclasses import replace
 
-    from tracetool.estimate.plans import predict_plans, read_plans
+    from tracetool.estimates.plans import predict_plans, read_plans
     from tracetool.reports.estimate import json, text
 
     if timings is None or choice is None:

@@ -14,7 +14,7 @@ from tracetool.cli.topology import NETWORK
 from tracetool.errors import ScenarioError
 
 if TYPE_CHECKING:
-    from tracetool.estimate.estimating import Job
+    from tracetool.estimates.estimating import Job
     from tracetool.explore.answer import Exploration
     from tracetool.explore.plan import Workload
     from tracetool.explore.space import Space
@@ -105,7 +105,7 @@ def _space(
     leave: tuple[str, ...],
     hbm: str | None,
 ) -> tuple[Space, float | None]:
-    from tracetool.estimate.file import read_model
+    from tracetool.estimates.file import read_model
     from tracetool.explore.checks import checked_space
     from tracetool.explore.plan import JobPlan, Workload
     from tracetool.explore.space import Space, parse_axis, read_axes
@@ -126,7 +126,7 @@ def _space(
 
 def _error_ratio(measured: tuple[Job, ...], fitted: tuple[str, ...], workload: Workload) -> float | None:
     """The largest error of the file's measured runs that nothing was fitted on; None if there is none."""
-    from tracetool.estimate.many import estimate_many
+    from tracetool.estimates.many import estimate_many
 
     errors = [
         abs(done.error_ratio or 0.0) for done in estimate_many(measured, workload.choice) if done.name not in fitted

@@ -191,7 +191,7 @@ def _recorded(paths: Sequence[Path], network: Path, sizes: str | None, *, quiet:
 
 
 def _from_shapes(model: Path, network: Path, sizes: str | None, fit: tuple[str, ...]) -> tuple[OnNetwork, RunFacts]:
-    from tracetool.estimate.file import read_model
+    from tracetool.estimates.file import read_model
     from tracetool.network.file import read_network
     from tracetool.reports import RunFacts
     from tracetool.version import __version__

@@ -25,7 +25,7 @@ from tracetool.cli.question import command_line
 from tracetool.errors import ScenarioError
 
 if TYPE_CHECKING:
-    from tracetool.estimate.transformer import Recompute
+    from tracetool.estimates.transformer import Recompute
 
 
 @click.group()

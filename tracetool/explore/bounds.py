@@ -22,14 +22,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from tracetool.estimate.form import FIGURES, HeldMost
+from tracetool.estimates.form import FIGURES, HeldMost
 from tracetool.schedules import kind_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from tracetool.estimate.stages import JobCosts
-    from tracetool.estimate.training import Training
+    from tracetool.estimates.stages import JobCosts
+    from tracetool.estimates.training import Training
     from tracetool.explore.candidates import Base, PlanOrder
     from tracetool.explore.judge import Judge
     from tracetool.model.schedule import PipelineShape

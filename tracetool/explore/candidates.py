@@ -17,7 +17,7 @@ from tracetool.schedules import REFERENCE, REFERENCE_OF_CHUNKS, kind_of
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from tracetool.estimate.training import Training
+    from tracetool.estimates.training import Training
     from tracetool.explore.seats import Seats
     from tracetool.explore.space import Space
     from tracetool.model.pipeline import P2PMode

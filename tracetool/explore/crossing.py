@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from tracetool.estimate.layer_costs import BYTES
-from tracetool.estimate.memory import GRADIENT_BYTES, WEIGHT_BYTES
+from tracetool.estimates.layer_costs import BYTES
+from tracetool.estimates.memory import GRADIENT_BYTES, WEIGHT_BYTES
 from tracetool.explore.seats import seats
 
 if TYPE_CHECKING:

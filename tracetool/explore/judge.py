@@ -11,18 +11,18 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 from tracetool.errors import TraceToolError
-from tracetool.estimate.estimating import Job
-from tracetool.estimate.form import OrderKey, form_of, held_by
-from tracetool.estimate.layer_costs import CurveCosts
-from tracetool.estimate.many import estimates_of
-from tracetool.estimate.stages import JobCosts, parts_of
+from tracetool.estimates.estimating import Job
+from tracetool.estimates.form import OrderKey, form_of, held_by
+from tracetool.estimates.layer_costs import CurveCosts
+from tracetool.estimates.many import estimates_of
+from tracetool.estimates.stages import JobCosts, parts_of
 from tracetool.explore.plan import pipelines_sharing, transports
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from tracetool.estimate.estimating import Estimate
-    from tracetool.estimate.stages import ModelParts
+    from tracetool.estimates.estimating import Estimate
+    from tracetool.estimates.stages import ModelParts
     from tracetool.explore.plan import JobPlan, Workload
     from tracetool.explore.transport import OverTiers
     from tracetool.model.pipeline import P2PMode

@@ -11,9 +11,9 @@ from tracetool.explore.transport import OverTiers
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from tracetool.estimate.device import Accelerator
-    from tracetool.estimate.training import Training
-    from tracetool.estimate.transformer import Transformer
+    from tracetool.estimates.device import Accelerator
+    from tracetool.estimates.training import Training
+    from tracetool.estimates.transformer import Transformer
     from tracetool.explore.seats import PipelineLine
     from tracetool.model.scenario import LinkSharing
     from tracetool.network.collectives import Algorithm

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     import numpy as np
 
-    from tracetool.estimate.training import Group
+    from tracetool.estimates.training import Group
     from tracetool.network.placement import Degrees, Dimension
     from tracetool.network.tiers import Network
 

@@ -16,7 +16,7 @@ from tracetool.network.collectives import fitting, pattern
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from tracetool.estimate.training import Group
+    from tracetool.estimates.training import Group
     from tracetool.explore.seats import PipelineLine, Seats
     from tracetool.network.collectives import Algorithm, Kind
     from tracetool.network.link import Link

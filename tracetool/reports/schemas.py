@@ -11,9 +11,9 @@ import msgspec
 
 from tracetool.baselines import Value
 from tracetool.comparison.report import REPORT_SCHEMA, ReportInfo
-from tracetool.estimate.file import ModelFile
-from tracetool.estimate.plans import PlansFile
-from tracetool.estimate.timings import LayersFile
+from tracetool.estimates.file import ModelFile
+from tracetool.estimates.plans import PlansFile
+from tracetool.estimates.timings import LayersFile
 from tracetool.explore.file import PlanTable
 from tracetool.network.fabric import PriceFile
 from tracetool.network.file import NetworkFile

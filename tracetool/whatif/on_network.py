@@ -8,8 +8,8 @@ from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from tracetool.errors import BadTopology
-from tracetool.estimate.estimating import estimate
-from tracetool.estimate.volumes import job_traffic as shapes_traffic
+from tracetool.estimates.estimating import estimate
+from tracetool.estimates.volumes import job_traffic as shapes_traffic
 from tracetool.model.dc_map import DCMap
 from tracetool.model.scenario import Scenario
 from tracetool.model.timeline import measure
@@ -25,7 +25,7 @@ from tracetool.replays import replay
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from tracetool.estimate.estimating import Job
+    from tracetool.estimates.estimating import Job
     from tracetool.model.timeline import Timeline
     from tracetool.network.fabric import DomainSize
     from tracetool.network.file import NetworkChoice

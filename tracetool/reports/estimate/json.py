@@ -18,8 +18,8 @@ from tracetool.tables.fields import Head, SchemaId, as_struct, doc
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from tracetool.estimate.estimating import Estimate
-    from tracetool.estimate.plans import PredictedPlan, PredictedPlans
+    from tracetool.estimates.estimating import Estimate
+    from tracetool.estimates.plans import PredictedPlan, PredictedPlans
 
 
 class MeasuredInfo(msgspec.Struct, kw_only=True):

@@ -11,8 +11,8 @@ from tracetool.units import format_count, format_duration, format_size
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from tracetool.estimate.estimating import Estimate
-    from tracetool.estimate.plans import PredictedPlan, PredictedPlans
+    from tracetool.estimates.estimating import Estimate
+    from tracetool.estimates.plans import PredictedPlan, PredictedPlans
     from tracetool.reports.estimate.json import EstimateFacts
 
 _MOST_ROWS = 14

@@ -9,8 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from tracetool.estimate.device import A100, Accelerator
-from tracetool.estimate.transformer import LLAMA_2_13B, LLAMA_2_70B, Transformer
+from tracetool.estimates.device import A100, Accelerator
+from tracetool.estimates.transformer import LLAMA_2_13B, LLAMA_2_70B, Transformer
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -8,8 +8,8 @@ from math import prod
 from typing import TYPE_CHECKING
 
 from tracetool.errors import Option
-from tracetool.estimate.stages import analytical_pipeline, transport_of
-from tracetool.estimate.training import Training
+from tracetool.estimates.stages import analytical_pipeline, transport_of
+from tracetool.estimates.training import Training
 from tracetool.model.action import ActionKind
 from tracetool.model.notice import Silent
 from tracetool.studies.geopipe import STAGES, TENSOR, THROUGHPUT, Assumption
@@ -21,8 +21,8 @@ from tracetool.units import format_duration
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from tracetool.estimate.device import Accelerator
-    from tracetool.estimate.transformer import Recompute, Transformer
+    from tracetool.estimates.device import Accelerator
+    from tracetool.estimates.transformer import Recompute, Transformer
     from tracetool.model.notice import Progress
 
 _BATCHES = (1, 2, 4, 8)

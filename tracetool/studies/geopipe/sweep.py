@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from math import ceil
 from typing import TYPE_CHECKING
 
-from tracetool.estimate.stages import analytical_pipeline
+from tracetool.estimates.stages import analytical_pipeline
 from tracetool.model.action import ActionKind
 from tracetool.model.notice import Silent
 from tracetool.model.scenario import Scenario
@@ -23,9 +23,9 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from tracetool.estimate.device import Accelerator
-    from tracetool.estimate.training import Training
-    from tracetool.estimate.transformer import Transformer
+    from tracetool.estimates.device import Accelerator
+    from tracetool.estimates.training import Training
+    from tracetool.estimates.transformer import Transformer
     from tracetool.model.notice import Progress
     from tracetool.model.pipeline import P2PMode, Pipeline
     from tracetool.model.schedule import Schedule

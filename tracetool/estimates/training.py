@@ -16,8 +16,8 @@ from tracetool.network.placement import Degrees, Dimension
 from tracetool.schedules import REFERENCE, REFERENCE_OF_CHUNKS, build_schedule, kind_of
 
 if TYPE_CHECKING:
-    from tracetool.estimate.device import Accelerator
-    from tracetool.estimate.transformer import Recompute, Transformer
+    from tracetool.estimates.device import Accelerator
+    from tracetool.estimates.transformer import Recompute, Transformer
     from tracetool.model.pipeline import P2PMode
     from tracetool.model.schedule import Schedule
     from tracetool.network.collectives import Algorithm, Kind

@@ -20,10 +20,10 @@ from statistics import median
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from tracetool.estimate.device import Accelerator
-    from tracetool.estimate.timings import LayerTimings, Rows
-    from tracetool.estimate.training import CollectiveTransport, Training
-    from tracetool.estimate.transformer import Transformer
+    from tracetool.estimates.device import Accelerator
+    from tracetool.estimates.timings import LayerTimings, Rows
+    from tracetool.estimates.training import CollectiveTransport, Training
+    from tracetool.estimates.transformer import Transformer
 
 BYTES = 2
 """Of an entry of weights and activations."""

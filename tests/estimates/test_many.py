@@ -10,10 +10,10 @@ import pytest
 from helpers.drawn_jobs import drawn_jobs
 from helpers.recorded import ROOT
 
-from tracetool.estimate.estimating import estimate
-from tracetool.estimate.many import estimate_many
-from tracetool.estimate.stages import JobCosts, analytical_pipeline
-from tracetool.estimate.training import WithinNode, placed
+from tracetool.estimates.estimating import estimate
+from tracetool.estimates.many import estimate_many
+from tracetool.estimates.stages import JobCosts, analytical_pipeline
+from tracetool.estimates.training import WithinNode, placed
 from tracetool.model.scenario import Scenario
 from tracetool.model.timeline import measure
 from tracetool.network.file import NetworkChoice, read_network

@@ -8,8 +8,8 @@ from statistics import fmean
 from typing import TYPE_CHECKING
 
 from tracetool.errors import BadTopology, ScenarioError
-from tracetool.estimate.memory import peaks_bytes
-from tracetool.estimate.stages import analytical_pipeline
+from tracetool.estimates.memory import peaks_bytes
+from tracetool.estimates.stages import analytical_pipeline
 from tracetool.model.action import ActionKind
 from tracetool.model.scenario import Scenario
 from tracetool.replays.scenarios import replay_many
@@ -17,10 +17,10 @@ from tracetool.replays.scenarios import replay_many
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from tracetool.estimate.device import Accelerator
-    from tracetool.estimate.timings import LayerTimings
-    from tracetool.estimate.training import Training
-    from tracetool.estimate.transformer import Transformer
+    from tracetool.estimates.device import Accelerator
+    from tracetool.estimates.timings import LayerTimings
+    from tracetool.estimates.training import Training
+    from tracetool.estimates.transformer import Transformer
     from tracetool.network.file import NetworkChoice
 
 _CLOSE = 1e-5

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, NamedTuple
 import pytest
 
 from tracetool.errors import ScenarioError
-from tracetool.estimate.device import A100, Accelerator
-from tracetool.estimate.stages import analytical_pipeline
-from tracetool.estimate.training import Training
-from tracetool.estimate.transformer import LLAMA_2_13B, LLAMA_2_70B, Recompute, Transformer
+from tracetool.estimates.device import A100, Accelerator
+from tracetool.estimates.stages import analytical_pipeline
+from tracetool.estimates.training import Training
+from tracetool.estimates.transformer import LLAMA_2_13B, LLAMA_2_70B, Recompute, Transformer
 from tracetool.model.action import ActionKind
 from tracetool.model.scenario import Scenario
 from tracetool.model.timeline import measure

@@ -8,16 +8,16 @@ from typing import TYPE_CHECKING
 import pytest
 from helpers.recorded import ROOT
 
-from tracetool.estimate.estimating import estimate, fit_efficiency
-from tracetool.estimate.file import AskedJobs, read_model
-from tracetool.estimate.many import estimate_many
-from tracetool.estimate.stages import analytical_pipeline
+from tracetool.estimates.estimating import estimate, fit_efficiency
+from tracetool.estimates.file import AskedJobs, read_model
+from tracetool.estimates.many import estimate_many
+from tracetool.estimates.stages import analytical_pipeline
 from tracetool.model.scenario import Scenario
 from tracetool.network.file import NetworkChoice, read_network
 from tracetool.replays.scenarios import replay_many
 
 if TYPE_CHECKING:
-    from tracetool.estimate.estimating import Estimate
+    from tracetool.estimates.estimating import Estimate
     from tracetool.model.pipeline import P2PMode
 
 MODEL, NETWORK = ROOT / "schemas" / "models" / "korthikanti.toml", ROOT / "schemas" / "networks" / "a100.toml"

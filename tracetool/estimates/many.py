@@ -9,9 +9,9 @@ from collections import defaultdict
 from operator import add
 from typing import TYPE_CHECKING
 
-from tracetool.estimate.estimating import Estimate, told_of
-from tracetool.estimate.form import OrderKey, form_of
-from tracetool.estimate.stages import JobCosts, transport_of
+from tracetool.estimates.estimating import Estimate, told_of
+from tracetool.estimates.form import OrderKey, form_of
+from tracetool.estimates.stages import JobCosts, transport_of
 from tracetool.model.action import ActionKind
 from tracetool.model.notice import unasked
 from tracetool.replays.sweeping import Durations
@@ -19,8 +19,8 @@ from tracetool.replays.sweeping import Durations
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from tracetool.estimate.estimating import Job
-    from tracetool.estimate.form import OrderForm
+    from tracetool.estimates.estimating import Job
+    from tracetool.estimates.form import OrderForm
     from tracetool.model.notice import Progress
     from tracetool.model.pipeline import P2PMode
     from tracetool.network.file import NetworkChoice

@@ -13,16 +13,16 @@ from __future__ import annotations
 from collections import defaultdict
 from typing import TYPE_CHECKING
 
-from tracetool.estimate.layer_costs import BYTES
-from tracetool.estimate.memory import GRADIENT_BYTES, WEIGHT_BYTES, held
-from tracetool.estimate.training import fitting
+from tracetool.estimates.layer_costs import BYTES
+from tracetool.estimates.memory import GRADIENT_BYTES, WEIGHT_BYTES, held
+from tracetool.estimates.training import fitting
 from tracetool.network.traffic import EMBEDDING, MESSAGES, Volume, of_job
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from tracetool.estimate.training import Training
-    from tracetool.estimate.transformer import Transformer
+    from tracetool.estimates.training import Training
+    from tracetool.estimates.transformer import Transformer
     from tracetool.network.file import NetworkChoice
     from tracetool.network.placement import Dimension, Placement
     from tracetool.network.tiers import Network

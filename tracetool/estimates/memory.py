@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from tracetool.estimate.training import Training
-    from tracetool.estimate.transformer import Recompute, Transformer
+    from tracetool.estimates.training import Training
+    from tracetool.estimates.transformer import Recompute, Transformer
     from tracetool.model.action import Action
     from tracetool.model.pipeline import Pipeline, StageProfile
 

@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Annotated
 import msgspec
 
 from tracetool.errors import ScenarioError, TraceToolError, UnknownName
-from tracetool.estimate.memory import peaks_bytes
-from tracetool.estimate.runtimes import RUNTIME_MODELS
-from tracetool.estimate.timed import TimedPlan, timed_pipeline
-from tracetool.estimate.training import widened
+from tracetool.estimates.memory import peaks_bytes
+from tracetool.estimates.runtimes import RUNTIME_MODELS
+from tracetool.estimates.timed import TimedPlan, timed_pipeline
+from tracetool.estimates.training import widened
 from tracetool.model.notice import unasked
 from tracetool.model.scenario import Scenario
 from tracetool.replays.scenarios import replay_many
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from tracetool.estimate.timings import LayerTimings
+    from tracetool.estimates.timings import LayerTimings
     from tracetool.model.notice import Progress
     from tracetool.network.file import NetworkChoice
 

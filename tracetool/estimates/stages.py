@@ -15,21 +15,21 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, NamedTuple
 
 from tracetool.errors import UnsupportedShape
-from tracetool.estimate.layer_costs import BYTES, CurveCosts, Passes, TimedCosts
-from tracetool.estimate.memory import GRADIENT_BYTES, WEIGHT_BYTES, held, kept_bytes, static_bytes, transient_bytes
-from tracetool.estimate.training import WithinNode, placed
+from tracetool.estimates.layer_costs import BYTES, CurveCosts, Passes, TimedCosts
+from tracetool.estimates.memory import GRADIENT_BYTES, WEIGHT_BYTES, held, kept_bytes, static_bytes, transient_bytes
+from tracetool.estimates.training import WithinNode, placed
 from tracetool.model.action import ActionKind
 from tracetool.model.pipeline import ActionCost, Pipeline, RankProfile, StageProfile, TailPart
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from tracetool.estimate.device import Accelerator
-    from tracetool.estimate.form import HeldMost
-    from tracetool.estimate.memory import Held
-    from tracetool.estimate.timings import LayerTimings
-    from tracetool.estimate.training import Group, Training, Transport
-    from tracetool.estimate.transformer import Transformer
+    from tracetool.estimates.device import Accelerator
+    from tracetool.estimates.form import HeldMost
+    from tracetool.estimates.memory import Held
+    from tracetool.estimates.timings import LayerTimings
+    from tracetool.estimates.training import Group, Training, Transport
+    from tracetool.estimates.transformer import Transformer
     from tracetool.model.schedule import PipelineShape
     from tracetool.network.file import NetworkChoice
 

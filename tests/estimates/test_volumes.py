@@ -9,10 +9,10 @@ import pytest
 from helpers.drawn_jobs import drawn_jobs
 from helpers.recorded import ROOT
 
-from tracetool.estimate.estimating import estimate
-from tracetool.estimate.file import read_model
-from tracetool.estimate.stages import JobCosts
-from tracetool.estimate.volumes import job_traffic, volumes
+from tracetool.estimates.estimating import estimate
+from tracetool.estimates.file import read_model
+from tracetool.estimates.stages import JobCosts
+from tracetool.estimates.volumes import job_traffic, volumes
 from tracetool.network.file import read_network
 from tracetool.network.placement import Degrees, place
 from tracetool.network.tiers import Network, Tier
@@ -20,8 +20,8 @@ from tracetool.network.traffic import MESSAGES
 from tracetool.whatif.on_network import shapes_on
 
 if TYPE_CHECKING:
-    from tracetool.estimate.estimating import Job
-    from tracetool.estimate.training import Group
+    from tracetool.estimates.estimating import Job
+    from tracetool.estimates.training import Group
     from tracetool.network.collectives import Kind
 
 NETWORK = read_network(ROOT / "schemas" / "networks" / "a100.toml")

@@ -14,8 +14,8 @@ from statistics import median
 from typing import TYPE_CHECKING
 
 from tracetool.errors import ScenarioError
-from tracetool.estimate.runtimes import BYTES, OUTSIDE_BYTES, PARAMETER_BYTES, RuntimeModel
-from tracetool.estimate.training import placed
+from tracetool.estimates.runtimes import BYTES, OUTSIDE_BYTES, PARAMETER_BYTES, RuntimeModel
+from tracetool.estimates.training import placed
 from tracetool.model.action import ActionKind
 from tracetool.model.pipeline import ActionCost, Pipeline, RankProfile, StageProfile, TailPart
 from tracetool.model.schedule import PipelineShape
@@ -25,8 +25,8 @@ from tracetool.schedules import REFERENCE, build_schedule
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from tracetool.estimate.timings import LayerTimes, LayerTimings
-    from tracetool.estimate.training import OverNetwork
+    from tracetool.estimates.timings import LayerTimes, LayerTimings
+    from tracetool.estimates.training import OverNetwork
     from tracetool.network.file import NetworkChoice
 
 HBM_BYTES_PER_S = 3.2e12

@@ -8,20 +8,20 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from tracetool.errors import ScenarioError
-from tracetool.estimate.device import Accelerator
-from tracetool.estimate.layer_costs import CurveCosts
-from tracetool.estimate.memory import Held, held, kept_bytes, static_bytes
-from tracetool.estimate.stages import analytical_pipeline
-from tracetool.estimate.training import Training, placed, widened
-from tracetool.estimate.transformer import Experts, Transformer
+from tracetool.estimates.device import Accelerator
+from tracetool.estimates.layer_costs import CurveCosts
+from tracetool.estimates.memory import Held, held, kept_bytes, static_bytes
+from tracetool.estimates.stages import analytical_pipeline
+from tracetool.estimates.training import Training, placed, widened
+from tracetool.estimates.transformer import Experts, Transformer
 from tracetool.model.action import ActionKind
 from tracetool.network.collectives import collective_ns
 from tracetool.network.file import NetworkChoice
 from tracetool.network.tiers import Network, Tier
 
 if TYPE_CHECKING:
-    from tracetool.estimate.training import Group
-    from tracetool.estimate.transformer import Recompute
+    from tracetool.estimates.training import Group
+    from tracetool.estimates.transformer import Recompute
     from tracetool.network.collectives import Kind
 
 PLAIN = Accelerator("one operation per ns", 10**9, 10**9)

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import msgspec
 
 from tracetool.errors import Option, ScenarioError, UnknownName
-from tracetool.estimate.device import Accelerator
-from tracetool.estimate.estimating import Job, fit_efficiency
-from tracetool.estimate.training import Training
-from tracetool.estimate.transformer import Experts, Recompute, Transformer
+from tracetool.estimates.device import Accelerator
+from tracetool.estimates.estimating import Job, fit_efficiency
+from tracetool.estimates.training import Training
+from tracetool.estimates.transformer import Experts, Recompute, Transformer
 from tracetool.tables.fields import doc, parsed, read_toml
 from tracetool.units import (
     parse_bandwidth_bytes_per_s,

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, NamedTuple
 
-from tracetool.estimate.training import order_of
+from tracetool.estimates.training import order_of
 from tracetool.model.action import ActionKind
 from tracetool.model.topology import Topology
 from tracetool.network.link import Link
@@ -17,7 +17,7 @@ from tracetool.replays.compiled import Compiled
 from tracetool.replays.side_by_side import repeated
 
 if TYPE_CHECKING:
-    from tracetool.estimate.training import Training
+    from tracetool.estimates.training import Training
     from tracetool.model.pipeline import P2PMode
     from tracetool.replays.flow import Int32s
 

@@ -12,11 +12,11 @@ import pytest
 from helpers.recorded import ROOT, data
 
 from tracetool.errors import ScenarioError
-from tracetool.estimate.plans import MeasuredPlan, PredictedPlans, predict_plans, read_plans
-from tracetool.estimate.runtimes import OUTSIDE_BYTES, RUNTIME_MODELS
-from tracetool.estimate.timed import TimedPlan, timed_pipeline
-from tracetool.estimate.timings import TIMING_NS, LayerTimings, read_layers
-from tracetool.estimate.training import widened
+from tracetool.estimates.plans import MeasuredPlan, PredictedPlans, predict_plans, read_plans
+from tracetool.estimates.runtimes import OUTSIDE_BYTES, RUNTIME_MODELS
+from tracetool.estimates.timed import TimedPlan, timed_pipeline
+from tracetool.estimates.timings import TIMING_NS, LayerTimings, read_layers
+from tracetool.estimates.training import widened
 from tracetool.model.action import ActionKind
 from tracetool.model.scenario import Scenario
 from tracetool.network.file import NetworkChoice, read_network
