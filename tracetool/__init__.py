@@ -101,11 +101,13 @@ _EXPORTS = {
     "Answer": "tracetool.whatif.results",
     "Cause": "tracetool.causes.cause",
     "Comparison": "tracetool.comparison",
+    "Estimated": "tracetool.estimates.asked",
     "Explanation": "tracetool.explanation",
     "Grid": "tracetool.sweeps",
     "IngestOptions": "tracetool.ingestion",
     "Link": "tracetool.network.link",
     "Metrics": "tracetool.model.timeline",
+    "OnNetwork": "tracetool.whatif.on_network",
     "Pipeline": "tracetool.model.pipeline",
     "PipelineShape": "tracetool.model.schedule",
     "Price": "tracetool.sweeps",
@@ -124,6 +126,7 @@ _EXPORTS = {
     "build_schedule": "tracetool.schedules",
     "compare": "tracetool.comparison.asked",
     "decide": "tracetool.advice",
+    "estimate": "tracetool.estimates.asked",
     "explain": "tracetool.explanation",
     "grid": "tracetool.sweeps.asked",
     "ingest": "tracetool.ingestion.runs",
@@ -138,6 +141,7 @@ _EXPORTS = {
     "sweep": "tracetool.sweeps",
     "to_arrow": "tracetool.reports.columnar",
     "to_polars": "tracetool.reports.columnar",
+    "traffic": "tracetool.whatif.on_network",
 }
 
 __all__ = ["__version__", *sorted(_EXPORTS)]  # noqa: PLE0604 - names of lazily loaded objects
@@ -150,6 +154,8 @@ if TYPE_CHECKING:
     from tracetool.comparison import Comparison as Comparison
     from tracetool.comparison.asked import compare as compare
     from tracetool.errors import TraceToolError as TraceToolError
+    from tracetool.estimates.asked import Estimated as Estimated
+    from tracetool.estimates.asked import estimate as estimate
     from tracetool.explanation import Explanation as Explanation
     from tracetool.explanation import explain as explain
     from tracetool.ingestion import IngestOptions as IngestOptions
@@ -183,6 +189,8 @@ if TYPE_CHECKING:
     from tracetool.sweeps.asked import grid as grid
     from tracetool.sweeps.asked import over_tiers as over_tiers
     from tracetool.whatif.answer import answer as answer
+    from tracetool.whatif.on_network import OnNetwork as OnNetwork
+    from tracetool.whatif.on_network import traffic as traffic
     from tracetool.whatif.results import Answer as Answer
     from tracetool.whatif.results import Result as Result
     from tracetool.whatif.wording import scenario as scenario

@@ -98,5 +98,5 @@ class Pictured:
         return shown
 
 
-SHOWING = "tracetool.reports.columnar"
+SHOWING = "tracetool.reports.cell"
 """What shows results."""

@@ -139,8 +139,14 @@ def test_the_tables_of_results_are_those_declared_and_those_that_the_docstring_n
         assert named is not None
         assert named[1].split(", ") == [table.name for table in tables]
     why = tt.explain(_found(), "1f1b", _answer().scenario)
-    for kind, result in (("an Answer", _answer()), ("an Explanation", why)):
-        made = tt.to_arrow(result)
+    models = ROOT / "schemas" / "models" / "korthikanti.toml", ROOT / "schemas" / "networks" / "a100.toml"
+    estimated = tt.estimate(*models, fit="22B selective")
+    on_network = tt.traffic(*models, fit="22B selective", sizes=(8, 16))
+    made_by = {
+        "an Answer": tt.to_arrow(_answer()), "an Explanation": tt.to_arrow(why),
+        "an Estimated": tt.to_arrow(estimated), "an OnNetwork": tt.to_arrow(on_network),
+    }  # fmt: skip
+    for kind, made in made_by.items():
         assert list(made) == [table.name for table in TABLES_OF[kind]]
         for table in TABLES_OF[kind]:
             assert made[table.name].schema.equals(table.arrow_schema(), check_metadata=True)

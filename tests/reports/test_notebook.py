@@ -11,19 +11,21 @@ from types import ModuleType
 from typing import TYPE_CHECKING
 
 import pytest
-from helpers.recorded import SAMPLES, looked_at, run_of
+from helpers.recorded import ROOT, SAMPLES, looked_at, run_of
 from matplotlib.figure import Figure
 
 import tracetool as tt
 from tracetool.model.notice import Silent, unasked
 from tracetool.reports.advice import sentences
-from tracetool.reports.columnar import CellBar
+from tracetool.reports.cell import CellBar
 from tracetool.sweeps import Sweep
 
 if TYPE_CHECKING:
     from typing import Any
 
 NAMES = "1f1b,geopipe"
+MODEL, NETWORK = ROOT / "schemas" / "models" / "korthikanti.toml", ROOT / "schemas" / "networks" / "a100.toml"
+FOUR = ROOT / "schemas" / "networks" / "four-gpus.toml"
 
 
 @pytest.fixture(scope="module")
@@ -41,6 +43,8 @@ def results() -> dict[str, Any]:
         "sweep": tt.sweep(found, grid, knees=False),
         "explanation": tt.explain(found, "1f1b", scenario),
         "comparison": tt.compare(run, run),
+        "estimated": tt.estimate(MODEL, NETWORK, fit="22B selective"),
+        "traffic": tt.traffic(run, FOUR),
     }
 
 
@@ -54,6 +58,8 @@ def results() -> dict[str, Any]:
         ("sweep", "Best of 2 scenarios: "),
         ("explanation", "Ranks idle "),
         ("comparison", "step_ns 246.4 ms"),
+        ("estimated", "Step 73.325 s, 54.9% MFU"),
+        ("traffic", "50.0% of pairs of ranks exchange nothing"),
     ],
 )
 def test_a_cell_shows_sentence_table_and_picture(results: dict[str, Any], name: str, said: str) -> None:
@@ -108,7 +114,7 @@ def test_a_bar_is_shown_in_cells_alone(
     monkeypatch.setitem(sys.modules, "ipykernel", ModuleType("ipykernel"))
     bar = unasked()
     assert isinstance(bar, CellBar)
-    monkeypatch.setattr("tracetool.reports.columnar._DELAY_S", 0)
+    monkeypatch.setattr("tracetool.reports.cell._DELAY_S", 0)
     bar.start(200)
     for _ in range(4):
         bar.advance(50)

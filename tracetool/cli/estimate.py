@@ -56,22 +56,17 @@ def estimate(
       tracetool estimate model.toml --network network.toml --fit "22B selective"
       tracetool estimate --plans plans.json --layers layers.json --network n.toml
     """
-    from tracetool.estimates.timings import read_layers
-    from tracetool.network.file import read_network
-
-    choice = None if network is None else read_network(network)
-    timings = None if layers is None else read_layers(layers)
     if plans is not None:
         if model is not None or fit:
             raise ScenarioError("plans are predicted from layer timings alone.", hint="leave model and --fit out")
-        _plans(plans, timings, choice, verbose=verbose, as_json=as_json, quiet=quiet)
+        _plans(plans, layers, network, verbose=verbose, as_json=as_json, quiet=quiet)
     elif model is not None and model.is_dir():
         raise ScenarioError(
             f"{model} is a folder, and a model's shapes are in a TOML file.",
             hint=f"of traces, tracetool replay {shlex.quote(str(model))} tells what a step takes",
         )
     elif model is not None:
-        _model(model, fit, timings, choice, verbose=verbose, as_json=as_json, quiet=quiet)
+        _model(model, network, fit, layers, verbose=verbose, as_json=as_json, quiet=quiet)
         if not as_json:
             next_step(following("estimate", "-v"), quiet=quiet or verbose)
     else:
@@ -80,51 +75,41 @@ def estimate(
 
 def _model(
     model: Path,
+    network: Path | None,
     fit: tuple[str, ...],
-    timings: LayerTimings | None,
-    choice: NetworkChoice | None,
+    layers: Path | None,
     *,
     verbose: bool,
     as_json: bool,
     quiet: bool,
 ) -> None:
-    from tracetool.estimates.estimating import estimate as run
-    from tracetool.estimates.file import read_model
-    from tracetool.estimates.many import estimate_many
+    from tracetool.estimates.asked import estimate as run
     from tracetool.reports.estimate import json, text
 
-    asked = read_model(model, fit, choice, timed=timings is not None)
-    jobs = [asked.job, *asked.measured]
     with ProgressBar(quiet=quiet, doing="estimating", of="jobs") as progress:
-        if choice is not None and timings is None:
-            done, *rows = estimate_many(jobs, choice, progress)
-        else:
-            done, *rows = (run(job, choice, timings) for job in jobs)
-    facts = _facts(choice, timings)
+        estimated = run(model, network, fit=fit, layers=layers, progress=progress)
+    facts = _facts(estimated.network, estimated.timings)
     if as_json:
-        print_result(json.render_estimate(done, rows, asked.fitted, facts).decode())
+        print_result(json.render_estimate(estimated, facts).decode())
     else:
-        print_result(text.render_estimate(done, rows, asked.fitted, facts, verbose=verbose).decode())
+        print_result(text.render_estimate(estimated, facts, verbose=verbose).decode())
 
 
 def _plans(
-    plans: Path,
-    timings: LayerTimings | None,
-    choice: NetworkChoice | None,
-    *,
-    verbose: bool,
-    as_json: bool,
-    quiet: bool,
+    plans: Path, layers: Path | None, network: Path | None, *, verbose: bool, as_json: bool, quiet: bool
 ) -> None:
     from dataclasses import replace
 
     from tracetool.estimates.plans import predict_plans, read_plans
+    from tracetool.estimates.timings import read_layers
+    from tracetool.network.file import read_network
     from tracetool.reports.estimate import json, text
 
-    if timings is None or choice is None:
+    if layers is None or network is None:
         raise ScenarioError(
             "plans are predicted from layer timings over a network.", hint="add --layers LAYERS.json --network N.toml"
         )
+    timings, choice = read_layers(layers), read_network(network)
     listed, digest = read_plans(plans)
     with ProgressBar(quiet=quiet, doing="predicting", of="plans") as progress:
         done = predict_plans(listed, digest, timings, choice, progress)

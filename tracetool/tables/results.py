@@ -260,6 +260,33 @@ KNEES = table(
     ),
     *columns("scenario", "overlap", "tensor_bandwidth_bytes_per_s"),
 )  # fmt: skip
+ESTIMATES = table(
+    "estimates",
+    "What a job from shapes takes, and the measured runs of its file.",
+    Column("name", "string", "The job's model, or the run."),
+    nullable("measured_s", "float64", "Measured step; null of the job, and if it was not measured."),
+    Column("step_ns", "int64", "Estimated: first forward to the end of gradient reduction and optimizer."),
+    nullable("error_ratio", "float64", "Estimated over measured step, minus one; null if it was not measured."),
+    Column("is_fitted", "bool", "Whether the efficiency was fitted on it."),
+    Column("mfu_ratio", "float64", "Operations that the model needs over those of all devices at their peak."),
+    Column("hfu_ratio", "float64", "The same with what is computed anew."),
+    Column("peak_hbm_bytes", "int64", "Highest allocation of any pipeline rank."),
+)
+PAIRS = table(
+    "pairs",
+    "What ranks hand each other in a step, by what makes the bytes.",
+    Column("src_rank", "int32", "Sending rank."),
+    Column("dst_rank", "int32", "Receiving rank."),
+    Column("dimension", "string", "What makes them: tp, cp, ep, dp, pp, embedding or other."),
+    Column("tier", "string", "The tier at which both ranks meet."),
+    Column("payload_bytes", "int64", "Bytes."),
+)
+HB_DOMAINS = table(
+    "hb_domains",
+    "The step against the size of HB domains, of sizes that were asked for.",
+    Column("devices", "int32", "Devices of an HB domain, K."),
+    Column("step_ns", "int64", "The step."),
+)
 HISTORY = table(
     "history",
     "A figure of one report of a history.",
@@ -282,5 +309,7 @@ TABLES_OF: dict[str, tuple[Table, ...]] = {
     "an Advice": (PLANS, GAINS),
     "a Sweep": (POINTS, KNEES),
     "a Comparison": (LINES, CHANGES, CHECKS),
+    "an Estimated": (ESTIMATES,),
+    "an OnNetwork": (PAIRS, HB_DOMAINS),
 }
 """Which result has which tables."""

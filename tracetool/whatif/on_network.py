@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections import defaultdict
 from dataclasses import dataclass
 from itertools import pairwise
+from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tracetool.errors import BadTopology
+from tracetool.errors import BadTopology, checked
 from tracetool.estimates.estimating import estimate
+from tracetool.estimates.file import read_model
 from tracetool.estimates.volumes import job_traffic as shapes_traffic
 from tracetool.model.dc_map import DCMap
 from tracetool.model.scenario import Scenario
@@ -16,10 +18,13 @@ from tracetool.model.timeline import measure
 from tracetool.model.topology import Topology
 from tracetool.network.collectives import kind_of
 from tracetool.network.fabric import domain_sizes
+from tracetool.network.file import NetworkChoice, read_network
 from tracetool.network.placement import DIMENSIONS, Degrees
 from tracetool.network.seating import Seating
 from tracetool.network.traffic import EMBEDDING, OTHER, Traffic, edges, of_rows
+from tracetool.reconstruction import reconstruct
 from tracetool.reconstruction.steps.crossing import find_crossing
+from tracetool.registry import Pictured
 from tracetool.replays import replay
 
 if TYPE_CHECKING:
@@ -28,7 +33,6 @@ if TYPE_CHECKING:
     from tracetool.estimates.estimating import Job
     from tracetool.model.timeline import Timeline
     from tracetool.network.fabric import DomainSize
-    from tracetool.network.file import NetworkChoice
     from tracetool.network.link import Link
     from tracetool.network.traffic import Row, Used
     from tracetool.reconstruction import Reconstruction
@@ -200,7 +204,7 @@ def _dimension(members: Sequence[Coordinates]) -> str:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class OnNetwork:
+class OnNetwork(Pictured):
     """A job's traffic on a network.
 
     Attributes:
@@ -302,3 +306,38 @@ def _domain_sizes(
         return (), None
     inner = choice.network.tiers[0]
     return domain_sizes({*sizes, inner.size}, lambda size: step_ns(choice.with_figure(inner.name, "size", size)))
+
+
+@checked
+def traffic(
+    of: Run | Path | str,
+    network: Path | str | NetworkChoice,
+    *,
+    fit: str | Sequence[str] = (),
+    sizes: Sequence[int] = (),
+) -> OnNetwork:
+    """Who sends how many bytes to whom over a network in a step, and which HB domains pay.
+
+    Args:
+        of: A Run, or the file of a model whose job is from shapes.
+        network: The network, or its file.
+        fit: Of a model, names of measured runs of its file to fit the device's efficiency on; the sizes need one.
+        sizes: Sizes of HB domains, the innermost tier, to find the step with.
+
+    Raises:
+        ScenarioError: If a file cannot be read, or something does not divide.
+        BadTopology: If the job does not fit on the network, or the network with such HB domains.
+
+    Example:
+        >>> from pathlib import Path
+        >>> tier = '[[tier]]\\nname = "{}"\\nsize = {}\\nbandwidth = "{}"\\n'
+        >>> _ = Path("n.toml").write_text(tier.format("hb", 2, "450GB/s") + tier.format("dc", 4, "25Gbit/s"))
+        >>> found = tt.traffic(run, "n.toml")
+        >>> f"{found.job.traffic.silent_ratio:.0%}", found.used[0].link.name, found.tier_bytes()
+        ('50%', 'dc0-device1', {'hb': 536870912, 'dc': 268435456})
+    """
+    choice = network if isinstance(network, NetworkChoice) else read_network(Path(network))
+    if isinstance(of, Path | str):
+        names = [fit] if isinstance(fit, str) else list(fit)
+        return shapes_on(read_model(Path(of), names, choice, timed=not sizes).job, choice, sizes)
+    return recorded_on(of, reconstruct(of), choice, sizes)

@@ -16,9 +16,7 @@ from tracetool.reports import as_json
 from tracetool.tables.fields import Head, SchemaId, as_struct, doc
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from tracetool.estimates.estimating import Estimate
+    from tracetool.estimates.asked import Estimated
     from tracetool.estimates.plans import PredictedPlan, PredictedPlans
 
 
@@ -119,11 +117,9 @@ class EstimateFacts:
     plans: str = ""
 
 
-def estimate_info(
-    done: Estimate, rows: Sequence[Estimate], fitted: Sequence[str], facts: EstimateFacts
-) -> EstimateInfo:
+def estimate_info(estimated: Estimated, facts: EstimateFacts) -> EstimateInfo:
     """An estimate as the structs of the schema."""
-    errors = unfitted_errors(rows, fitted)
+    done, errors = estimated.job, estimated.errors
     training = done.job.training
     return as_struct(
         EstimateInfo,
@@ -134,18 +130,13 @@ def estimate_info(
         device=done.job.device.name,
         parameters=done.job.model.parameters,
         efficiency_ratio=None if facts.layers else training.efficiency_ratio,
-        fitted_on=list(fitted),
+        fitted_on=list(estimated.fitted),
         bubble_ratio=1 - done.compute_ns / done.window_ns,
         hbm_bytes=done.job.device.hbm_bytes,
-        rows=[as_struct(MeasuredInfo, row, fitted=row.name in fitted) for row in rows],
+        rows=[as_struct(MeasuredInfo, row, fitted=estimated.is_fitted(row)) for row in estimated.measured],
         mape_ratio=fmean(errors) if errors else None,
         max_error_ratio=max(errors, default=None),
     )
-
-
-def unfitted_errors(rows: Sequence[Estimate], fitted: Sequence[str]) -> list[float]:
-    """Absolute errors of runs that nothing was fitted on."""
-    return [abs(row.error_ratio) for row in rows if row.error_ratio is not None and row.name not in fitted]
 
 
 def plans_info(done: PredictedPlans, facts: EstimateFacts) -> PlansInfo:
@@ -165,9 +156,9 @@ def _plan(row: PredictedPlan) -> PlanRowInfo:
     )
 
 
-def render_estimate(done: Estimate, rows: Sequence[Estimate], fitted: Sequence[str], facts: EstimateFacts) -> bytes:
+def render_estimate(estimated: Estimated, facts: EstimateFacts) -> bytes:
     """Indented JSON, with a final newline."""
-    return as_json(estimate_info(done, rows, fitted, facts))
+    return as_json(estimate_info(estimated, facts))
 
 
 def render_plans(done: PredictedPlans, facts: EstimateFacts) -> bytes:

@@ -5,12 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from tracetool.reports.answer.text import Note, table, wrapped
-from tracetool.reports.estimate.json import unfitted_errors
 from tracetool.units import format_count, format_duration, format_size
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
+    from tracetool.estimates.asked import Estimated
     from tracetool.estimates.estimating import Estimate
     from tracetool.estimates.plans import PredictedPlan, PredictedPlans
     from tracetool.reports.estimate.json import EstimateFacts
@@ -22,25 +20,31 @@ _MODEL = (
 )
 
 
-def render_estimate(
-    done: Estimate, rows: Sequence[Estimate], fitted: Sequence[str], facts: EstimateFacts, *, verbose: bool
-) -> bytes:
-    """The answer, what it is made of, and how measured runs compare; as wide as the terminal at most."""
+def headline(done: Estimate) -> str:
+    """What a job takes, in a sentence."""
     job, peak = done.job, max(done.peak_hbm_bytes)
     room = "" if peak <= job.device.hbm_bytes else f", more than the device's {format_size(job.device.hbm_bytes)}"
-    lines = [
+    return (
         f"Step {format_duration(done.step_ns)}, {done.mfu_ratio:.1%} MFU ({done.hfu_ratio:.1%} HFU), "
-        f"{format_size(peak)} of HBM on the fullest rank{room}.",
+        f"{format_size(peak)} of HBM on the fullest rank{room}."
+    )
+
+
+def render_estimate(estimated: Estimated, facts: EstimateFacts, *, verbose: bool) -> bytes:
+    """The answer, what it is made of, and how measured runs compare; as wide as the terminal at most."""
+    done, job = estimated.job, estimated.job.job
+    lines = [
+        headline(done),
         "",
         f"  {job.model.name}, {job.model.parameters / 1e9:.1f} billion parameters, on "
         f"{format_count(job.training.devices, 'device')} ({job.device.name}): {_degrees(done)}",
-        f"  {_basis(done, fitted, facts)}",
+        f"  {_basis(estimated, facts)}",
         f"  of the step: compute {_share(done.compute_ns, done)}, pipeline idle "
         f"{_share(done.window_ns - done.compute_ns, done)}, gradient reduction {_share(done.reduction_ns, done)}, "
         f"optimizer {_share(done.optimizer_ns, done)}; {done.tokens_per_s:,.0f} tokens/s",
     ]
-    errors = unfitted_errors(rows, fitted)
-    compared = table([_HEAD, *(_cells(row, fitted) for row in rows)]) if rows else []
+    errors = estimated.errors
+    compared = table([MEASURED_HEAD, *measured_cells(estimated)]) if estimated.measured else []
     after = []
     if errors:
         runs = format_count(len(errors), "run")
@@ -61,7 +65,8 @@ def _degrees(done: Estimate) -> str:
     return f"{wide}, {training.microbatches} microbatches of {training.batch} x {training.sequence:,} tokens"
 
 
-def _basis(done: Estimate, fitted: Sequence[str], facts: EstimateFacts) -> str:
+def _basis(estimated: Estimated, facts: EstimateFacts) -> str:
+    done, fitted = estimated.job, estimated.fitted
     over = f"over {facts.network}" if facts.network else "messages take no time"
     if facts.layers:
         return f"layers as timed in {facts.layers}; {over}"
@@ -73,15 +78,19 @@ def _share(took_ns: int, done: Estimate) -> str:
     return f"{took_ns / done.step_ns:.1%}"
 
 
-_HEAD = ("run", "measured", "estimated", "error", "MFU", "HFU", "HBM")
+MEASURED_HEAD = ("run", "measured", "estimated", "error", "MFU", "HFU", "HBM")
 
 
-def _cells(row: Estimate, fitted: Sequence[str]) -> tuple[str, ...]:
-    error = "fitted" if row.name in fitted else f"{row.error_ratio:+.1%}"
-    return (
-        row.name, f"{row.measured_s:.2f} s", f"{row.predicted_s:.2f} s", error, f"{row.mfu_ratio:.1%}",
-        f"{row.hfu_ratio:.1%}", format_size(max(row.peak_hbm_bytes)),
-    )  # fmt: skip
+def measured_cells(estimated: Estimated) -> list[tuple[str, ...]]:
+    """Measured runs against their estimates, row by row."""
+    return [
+        (
+            row.name, f"{row.measured_s:.2f} s", f"{row.predicted_s:.2f} s",
+            "fitted" if estimated.is_fitted(row) else f"{row.error_ratio:+.1%}", f"{row.mfu_ratio:.1%}",
+            f"{row.hfu_ratio:.1%}", format_size(max(row.peak_hbm_bytes)),
+        )
+        for row in estimated.measured
+    ]  # fmt: skip
 
 
 _PLANS_HEAD = ("plan", "measured", "predicted", "error", "GiB", "predicted", "error", "")

@@ -152,7 +152,7 @@ def traffic_json(found: OnNetwork, facts: RunFacts) -> bytes:
 
 
 def traffic_rows(found: OnNetwork) -> pl.DataFrame:
-    """The table ``traffic``: a row per pair of ranks, dimension and tier."""
+    """A row per pair of ranks, dimension and tier."""
     import polars as pl
 
     traffic = found.job.traffic
@@ -173,7 +173,7 @@ def traffic_text(found: OnNetwork, facts: RunFacts) -> bytes:
     """One screen: what is silent, which tier carries how much, what is busiest when, and which HB domains pay."""
     traffic = found.job.traffic
     tiers, total = found.tier_bytes(), max(1, int(traffic.payload_bytes.sum()))
-    lines = wrapped([_first(found)])
+    lines = wrapped([first_sentence(found)])
     step = "the whole capture" if found.job.step is None else f"step {found.job.step}"
     of = f"{step}, {traffic.ranks} ranks" if found.shapes is None else f"a step from shapes, {found.shapes}"
     lines += ["", *wrapped([f"  {facts.name}: {of} on {found.seating.network.name}"]), ""]
@@ -192,7 +192,8 @@ def traffic_text(found: OnNetwork, facts: RunFacts) -> bytes:
     return ("\n".join(lines) + "\n").encode()
 
 
-def _first(found: OnNetwork) -> str:
+def first_sentence(found: OnNetwork) -> str:
+    """What is busiest, and how many pairs of ranks exchange nothing."""
     silent = f"{found.job.traffic.silent_ratio:.1%} of pairs of ranks exchange nothing."
     if not found.used:
         return silent

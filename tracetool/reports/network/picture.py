@@ -31,10 +31,16 @@ _TICKS = 5
 
 def traffic_picture(found: OnNetwork, facts: RunFacts, picture_format: PictureFormat) -> bytes:
     """Who sends how much to whom, which tier carries it, and the step against the size of HB domains if asked for."""
-    return save(partial(_traffic, found, facts), picture_format)
+    return save(partial(traffic_figure, found, facts.name), picture_format)
 
 
-def _traffic(found: OnNetwork, facts: RunFacts) -> Figure:
+def traffic_figure(found: OnNetwork, name: str = "") -> Figure:
+    """The same as a figure.
+
+    Args:
+        found: The traffic.
+        name: What the job is called; by default as its shapes say, if it has any.
+    """
     from matplotlib.figure import Figure
 
     has_sizes = found.knee is not None
@@ -52,7 +58,7 @@ def _traffic(found: OnNetwork, facts: RunFacts) -> Figure:
     if found.knee is not None:
         _draw_sizes(line[0], found.domains, found.knee)
     silent = f"{found.job.traffic.silent_ratio:.1%} of pairs exchange nothing"
-    figure.suptitle(f"{facts.name} on {found.seating.network.name}: {silent}")
+    figure.suptitle(f"{name or found.shapes or 'Traffic'} on {found.seating.network.name}: {silent}")
     return figure
 
 
