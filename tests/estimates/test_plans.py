@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from itertools import combinations
 from statistics import fmean
 from typing import TYPE_CHECKING
 
@@ -49,6 +50,23 @@ def plans() -> list[MeasuredPlan]:
 @pytest.fixture(scope="module")
 def predicted(plans: list[MeasuredPlan], timings: LayerTimings, network: NetworkChoice) -> PredictedPlans:
     return predict_plans(plans, "", timings, network)
+
+
+def test_plans_of_one_model_and_batch_are_ranked_as_measured(predicted: PredictedPlans) -> None:
+    """Kendall's tau of each: pairs in the measured order minus those in the other, over all; 0.9 is asked for."""
+    groups: dict[tuple[str, int | None], list[tuple[float, int]]] = {}
+    for row in predicted.rows:
+        if row.plan.step_s is not None and row.step_ns is not None:
+            key = row.plan.model, row.plan.global_batch_sequences
+            groups.setdefault(key, []).append((row.plan.step_s, row.step_ns))
+    ranked = {key: steps for key, steps in groups.items() if len(steps) > 1}
+    assert {key: len(steps) for key, steps in ranked.items()} == {
+        ("GPT-Neo-2.7", 1024): 4, ("OPT-350", 32): 2, ("OPT-350", 1024): 3,
+    }  # fmt: skip
+    for steps in ranked.values():
+        pairs = list(combinations(steps, 2))
+        agreed = [(a[0] - b[0]) * (a[1] - b[1]) > 0 for a, b in pairs]
+        assert (2 * sum(agreed) - len(pairs)) / len(pairs) >= 0.9
 
 
 def test_opt_plans(predicted: PredictedPlans) -> None:
