@@ -7,6 +7,7 @@ version; none is renamed or removed.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import chain
 from typing import TYPE_CHECKING, Annotated
 
 import msgspec
@@ -14,12 +15,14 @@ import msgspec
 from tracetool.explore.answer import speedup
 from tracetool.explore.crossing import tier_bytes
 from tracetool.explore.file import PlanTable, table_of
+from tracetool.explore.launch import launches
 from tracetool.reports import as_json
 from tracetool.tables.fields import Head, SchemaId, as_struct, doc
 
 if TYPE_CHECKING:
     from tracetool.explore.answer import Alternative, Exploration
     from tracetool.explore.judge import Judged
+    from tracetool.explore.launch import PlanLaunch
 
 
 class JudgedInfo(msgspec.Struct, kw_only=True):
@@ -54,6 +57,15 @@ class TurnedInfo(msgspec.Struct, kw_only=True):
     best: Annotated[JudgedInfo, doc("The best plan then.")]
 
 
+class LaunchInfo(msgspec.Struct, kw_only=True):
+    """How a framework is told to run the best plan."""
+
+    framework: Annotated[str, doc("Which, with the version that has these flags.")]
+    flags: Annotated[list[str], doc("Flags and their values, word by word.")]
+    beside: Annotated[list[str], doc("What it is given otherwise than by flags.")]
+    unsaid: Annotated[list[str], doc("What of the plan it cannot be told, or does otherwise.")]
+
+
 class ExplorationInfo(Head, kw_only=True):
     """Result of tracetool explore."""
 
@@ -66,6 +78,7 @@ class ExplorationInfo(Head, kw_only=True):
     hbm_bytes: Annotated[int, doc("Memory that a device may use.")]
     error_ratio: Annotated[float | None, doc("How far off a step may be; null if nothing tells.")]
     best: Annotated[JudgedInfo | None, doc("The fastest plan; null if none can run.")]
+    launch: Annotated[list[LaunchInfo], doc("How the best plan is launched; empty if none can run.")]
     base: Annotated[JudgedInfo, doc("The plan that it is compared with.")]
     faster_ratio: Annotated[float | None, doc("Step of the base over the best one's, minus one.")]
     shorter_ratio: Annotated[float | None, doc("One minus the best step over the base's.")]
@@ -113,6 +126,7 @@ def exploration_info(done: Exploration, facts: ExplorationFacts) -> ExplorationI
         sequences=done.space.base.training.sequences,
         hbm_bytes=workload.hbm_bytes,
         best=None if found.best is None else _plan(done, found.best),
+        launch=[] if found.best is None else list(map(_launch, launches(workload, found.best.plan))),
         base=_plan(done, done.base),
         faster_ratio=best[0],
         shorter_ratio=best[1],
@@ -144,6 +158,12 @@ def _plan(done: Exploration, judged: Judged) -> JudgedInfo:
         peak_hbm_bytes=judged.peak_hbm_bytes or None,
         tier_bytes=list(tier_bytes(done.space.workload, judged.plan)) if runs else None,
         refusal=judged.refusal or None,
+    )
+
+
+def _launch(made: PlanLaunch) -> LaunchInfo:
+    return LaunchInfo(
+        framework=made.framework, flags=list(chain(*made.flags)), beside=list(made.beside), unsaid=list(made.unsaid)
     )
 
 

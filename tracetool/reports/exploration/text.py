@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from tracetool.explore.answer import speedup
 from tracetool.explore.crossing import tier_bytes
+from tracetool.explore.launch import launches
 from tracetool.reports.answer.text import Note, table, wrapped
 from tracetool.units import format_count, format_duration, format_size
 from tracetool.whatif.accuracy import format_error
@@ -25,7 +26,18 @@ def render_text(done: Exploration, *, verbose: bool) -> bytes:
     lines = [_headline(done, best), *_details(done, best), ""]
     rows = table([("choice", "step", "T0/T1-1", "1-T1/T0", "best alone"), *_choices(done)])
     after = [*_others(done, best, verbose=verbose), *_searched(done)]
-    return ("\n".join([*wrapped(lines), *rows, "", *wrapped(after)]) + "\n").encode()
+    launch = ["", *_launch(done, best)] if verbose else []
+    return ("\n".join([*wrapped(lines), *rows, "", *wrapped(after), *launch]) + "\n").encode()
+
+
+def _launch(done: Exploration, best: Judged) -> list[str]:
+    """What each framework is told; commands stay whole, to be copied."""
+    lines = []
+    for made in launches(done.space.workload, best.plan):
+        lines += [f"  {made.framework}: {made.text}"]
+        lines += wrapped([f"    besides: {'; '.join(made.beside)}"] if made.beside else [])
+        lines += wrapped([f"    not said by flags: {said}" for said in made.unsaid])
+    return lines
 
 
 def _headline(done: Exploration, best: Judged) -> str:
