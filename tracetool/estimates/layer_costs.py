@@ -49,8 +49,8 @@ class Passes:
     backward_ns: float
     weight_ns: float = 0.0
 
-    def times(self, count: int) -> Passes:
-        """So many of them."""
+    def times(self, count: float) -> Passes:
+        """So many of them, or so many times as long."""
         return Passes(count * self.forward_ns, count * self.backward_ns, count * self.weight_ns)
 
     def __add__(self, other: Passes) -> Passes:

@@ -10,6 +10,7 @@ optimizer steps.
 
 from __future__ import annotations
 
+from copy import copy
 from functools import cached_property, lru_cache
 from itertools import pairwise
 from typing import TYPE_CHECKING, NamedTuple
@@ -171,6 +172,7 @@ class JobCosts:
         self._training = training
         self._transport = transport
         self._last = training.stages * training.chunks - 1
+        self._slow: tuple[float, ...] = ()
         self._seats = _seats(training.shape)
         self._timed = None if timings is None else TimedCosts(model, training, timings)
         parts = parts or parts_of(self._timed or CurveCosts(model, device, training, transport))
@@ -180,6 +182,12 @@ class JobCosts:
         self._tails: dict[tuple[bool, bool], tuple[TailPart, ...]] = {}
         self._head = parts.head if training.has_head else Passes(0, 0)
         self.payload = BYTES * training.batch * training.sequence * model.hidden // training.context
+
+    def slowed(self, factors: Sequence[float]) -> JobCosts:
+        """The same where the actions of each pipeline rank take so many times as long."""
+        other = copy(self)
+        other._slow = tuple(factors)
+        return other
 
     def _message_ns(self, stage: int) -> int:
         """What the message from a stage to the next takes: of each tensor-parallel rank its share."""
@@ -192,6 +200,8 @@ class JobCosts:
         """A stage's times."""
         takes = self._layers + self._head if stage == self._last else self._layers
         takes = takes + self._ahead if stage == 0 else takes
+        if self._slow:
+            takes = takes.times(self._slow[self._training.shape.rank_of(stage)])
         to_next = 0 if stage == self._last else self._message_ns(stage)
         to_previous = 0 if stage == 0 else self._message_ns(stage - 1)
         waits = self._waits
