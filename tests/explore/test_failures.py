@@ -63,7 +63,7 @@ def test_pipelines_within_a_slow_dc_hold_up_all() -> None:
 def test_stages_within_a_slow_dc_take_longer(slow: str, factors: tuple[int, int]) -> None:
     """1F1B of two stages with messages at once, one of them twice as slow, f and b of the other one.
 
-    Behind: f, then 16 (f + b) without a pause, then b. Ahead: 16 (f + b), and one pause of b - f for the first gradient.
+    Behind: f, then 16 (f + b) without a pause, then b. Ahead: 16 (f + b), and a pause of b - f for the first gradient.
     """
     workload = fleet(10**6, 0, 10**6)
     plan = JobPlan(TRAINING, PP)

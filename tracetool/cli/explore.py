@@ -37,6 +37,14 @@ _FILE = click.Path(path_type=Path, dir_okay=False)
 @click.option(
     "--baseline", "baselines", multiple=True, type=_FILE, metavar="PLAN.toml", help="Compare with this. Repeatable."
 )
+@click.option(
+    "--failure",
+    "failures",
+    multiple=True,
+    metavar="wan.bandwidth=50%@2%",
+    help="Also with a tier that has less, a lost rail (rail.links=7/8) or a slow group (dc1.speed=80%), for a share of "
+    "the time. Repeatable.",
+)
 @click.option("--time-limit", metavar="TIME", help="After this the best plan so far is the answer: 60s.")
 @VERBOSE
 @JSON
@@ -50,6 +58,7 @@ def explore(
     leave: tuple[str, ...],
     hbm: str | None,
     baselines: tuple[Path, ...],
+    failures: tuple[str, ...],
     time_limit: str | None,
     *,
     verbose: bool,
@@ -72,6 +81,7 @@ def explore(
           --try schedule=1f1b,zb-h1 --leave recompute
     """
     from tracetool.explore.answer import explore as run
+    from tracetool.explore.failures import parse_failure, weigh_failures
     from tracetool.explore.file import read_plan
     from tracetool.reports.exploration.json import ExplorationFacts, render_json
     from tracetool.reports.exploration.text import render_text
@@ -81,12 +91,14 @@ def explore(
     limit_s = None if time_limit is None else parse_duration_ns(time_limit) / 1e9
     space, error_ratio = _space(model, network, fit, fix, tried, leave, hbm)
     compared = {path.stem: read_plan(path, space.base) for path in baselines}
+    failing = [parse_failure(text, space.workload) for text in failures]
     with ProgressBar(quiet=quiet, doing="searching", of="plans") as progress:
         done = run(space, compared=compared, error_ratio=error_ratio, time_limit_s=limit_s, progress=progress)
+    weighed = weigh_failures(space, done.found, failing) if failing else None
     if as_json:
-        print_result(render_json(done, ExplorationFacts(__version__, command_line())).decode())
+        print_result(render_json(done, ExplorationFacts(__version__, command_line()), weighed).decode())
         return
-    print_result(render_text(done, verbose=verbose).decode())
+    print_result(render_text(done, weighed, verbose=verbose).decode())
     next_step(_next(done), quiet=quiet)
 
 

@@ -21,6 +21,7 @@ from tracetool.tables.fields import Head, SchemaId, as_struct, doc
 
 if TYPE_CHECKING:
     from tracetool.explore.answer import Alternative, Exploration
+    from tracetool.explore.failures import Failures, Weighed
     from tracetool.explore.judge import Judged
     from tracetool.explore.launch import PlanLaunch
 
@@ -57,6 +58,34 @@ class TurnedInfo(msgspec.Struct, kw_only=True):
     best: Annotated[JudgedInfo, doc("The best plan then.")]
 
 
+class FailureInfo(msgspec.Struct, kw_only=True):
+    """What a failure of the fleet does."""
+
+    failure: Annotated[str, doc("What fails, as it was written.")]
+    weight_ratio: Annotated[float | None, doc("For which share of the time; null if that was not said.")]
+    kept: Annotated[JudgedInfo, doc("The plan that is best while all is whole.")]
+    best: Annotated[JudgedInfo | None, doc("The plan that is best then; null if none can run.")]
+
+
+class WeighedInfo(msgspec.Struct, kw_only=True):
+    """A plan over all failures."""
+
+    text: Annotated[str, doc("The plan in one line.")]
+    plan: Annotated[PlanTable, doc("The plan, as a file for --baseline has it.")]
+    whole_ns: Annotated[int, doc("Its step while all is whole.")]
+    worst_ns: Annotated[int, doc("Its longest step.")]
+    expected_ns: Annotated[float | None, doc("Its mean step over the time; null if no share of it was said.")]
+
+
+class FailuresInfo(msgspec.Struct, kw_only=True):
+    """What failures of the fleet do."""
+
+    outcomes: Annotated[list[FailureInfo], doc("One per failure.")]
+    kept: Annotated[WeighedInfo | None, doc("The plan that is best while all is whole; null if it fails in one.")]
+    least_worst: Annotated[WeighedInfo | None, doc("The plan whose longest step is the shortest; null if none runs.")]
+    least_expected: Annotated[WeighedInfo | None, doc("The one with the shortest mean step; null without shares.")]
+
+
 class LaunchInfo(msgspec.Struct, kw_only=True):
     """How a framework is told to run the best plan."""
 
@@ -89,6 +118,7 @@ class ExplorationInfo(Head, kw_only=True):
     rivals: Annotated[list[JudgedInfo], doc("Plans unlike the best one and within its error.")]
     front: Annotated[list[JudgedInfo], doc("The fastest plan for each budget of memory, the fastest first.")]
     turned: Annotated[list[TurnedInfo], doc("Figures that would change the answer.")]
+    failures: Annotated[FailuresInfo | None, doc("What failures of the fleet do; null if none was asked for.")]
     candidates: Annotated[int, doc("Plans of the space.")]
     replayed: Annotated[int, doc("Of these, replayed.")]
     pruned: Annotated[dict[str, int], doc("Of these, not replayed, by the bound that says why.")]
@@ -111,7 +141,7 @@ class ExplorationFacts:
     command: str
 
 
-def exploration_info(done: Exploration, facts: ExplorationFacts) -> ExplorationInfo:
+def exploration_info(done: Exploration, facts: ExplorationFacts, failures: Failures | None = None) -> ExplorationInfo:
     """An exploration as the structs of the schema."""
     workload, found = done.space.workload, done.found
     best = _gain(done, found.best)
@@ -137,6 +167,7 @@ def exploration_info(done: Exploration, facts: ExplorationFacts) -> ExplorationI
         rivals=[_plan(done, one) for one in done.rivals],
         front=[_plan(done, one) for one in done.front],
         turned=[as_struct(TurnedInfo, each, best=_plan(done, each.judged)) for each in done.turned],
+        failures=None if failures is None else _failures(done, failures),
         candidates=found.candidates,
         replayed=found.replayed,
         pruned=dict(found.pruned),
@@ -159,6 +190,29 @@ def _plan(done: Exploration, judged: Judged) -> JudgedInfo:
         tier_bytes=list(tier_bytes(done.space.workload, judged.plan)) if runs else None,
         refusal=judged.refusal or None,
     )
+
+
+def _failures(done: Exploration, failures: Failures) -> FailuresInfo:
+    return FailuresInfo(
+        outcomes=[
+            FailureInfo(
+                failure=one.failure.text,
+                weight_ratio=one.failure.weight_ratio,
+                kept=_plan(done, one.kept),
+                best=None if one.best is None else _plan(done, one.best),
+            )
+            for one in failures.outcomes
+        ],
+        kept=_weighed(failures.kept),
+        least_worst=_weighed(failures.least_worst),
+        least_expected=_weighed(failures.least_expected),
+    )
+
+
+def _weighed(one: Weighed | None) -> WeighedInfo | None:
+    if one is None:
+        return None
+    return as_struct(WeighedInfo, one, text=one.plan.text, plan=table_of(one.plan))
 
 
 def _launch(made: PlanLaunch) -> LaunchInfo:
@@ -184,6 +238,6 @@ def _alternative(done: Exploration, one: Alternative) -> AlternativeInfo:
     )
 
 
-def render_json(done: Exploration, facts: ExplorationFacts) -> bytes:
+def render_json(done: Exploration, facts: ExplorationFacts, failures: Failures | None = None) -> bytes:
     """Indented JSON, with a final newline."""
-    return as_json(exploration_info(done, facts))
+    return as_json(exploration_info(done, facts, failures))

@@ -13,21 +13,51 @@ from tracetool.whatif.accuracy import format_error
 
 if TYPE_CHECKING:
     from tracetool.explore.answer import Alternative, Exploration
+    from tracetool.explore.failures import Failures
     from tracetool.explore.judge import Judged
+    from tracetool.explore.plan import JobPlan
 
 _MOST = 3
 
 
-def render_text(done: Exploration, *, verbose: bool) -> bytes:
+def render_text(done: Exploration, failures: Failures | None = None, *, verbose: bool = False) -> bytes:
     """The best plan, what each choice gives, who else comes near, and what was looked at."""
     best = done.best
     if best is None:
         return ("\n".join(wrapped([_nothing(done), *_searched(done)])) + "\n").encode()
     lines = [_headline(done, best), *_details(done, best), ""]
     rows = table([("choice", "step", "T0/T1-1", "1-T1/T0", "best alone"), *_choices(done)])
-    after = [*_others(done, best, verbose=verbose), *_searched(done)]
+    failing = [] if failures is None else _failing(failures)
+    after = [*failing, *_others(done, best, verbose=verbose), *_searched(done)]
     launch = ["", *_launch(done, best)] if verbose else []
     return ("\n".join([*wrapped(lines), *rows, "", *wrapped(after), *launch]) + "\n").encode()
+
+
+def _failing(failures: Failures) -> list[str]:
+    """What each failure costs, and which plan is best at worst and over the time."""
+    lines = []
+    for one in failures.outcomes:
+        share = "" if one.failure.weight_ratio is None else f" ({one.failure.weight_ratio:.0%} of the time)"
+        took = format_duration(one.kept.step_ns) if one.kept.runs else one.kept.refusal
+        told = f"  {one.failure.text}{share}: {took}"
+        if one.best is not None and one.best.plan != one.kept.plan:
+            told += f"; best then {_named(one.best.plan)}, {format_duration(one.best.step_ns)}"
+        lines.append(told)
+    for name, found, of in (
+        ("at worst", failures.least_worst, "worst_ns"),
+        ("on average", failures.least_expected, "expected_ns"),
+    ):
+        if found is not None:
+            kept = failures.kept
+            is_kept = kept is not None and kept.plan == found.plan
+            which = "the same plan is best" if is_kept else f"best is {_named(found.plan)}"
+            before = "" if is_kept or kept is None else f", this one {format_duration(round(getattr(kept, of)))}"
+            lines.append(f"  {name} {which}: {format_duration(round(getattr(found, of)))}{before}")
+    return lines
+
+
+def _named(plan: JobPlan) -> str:
+    return f"{plan.degrees_text} with {plan.order_text}, placed {plan.seats_rule}"
 
 
 def _launch(done: Exploration, best: Judged) -> list[str]:
