@@ -111,9 +111,9 @@ class Space:
         return self._own(axis)
 
     def only(self, *axes: AxisName) -> Space:
-        """The same where all but some axes stay as the base has them."""
+        """The same where all but some axes stay as the base has them, and what was left stays left."""
         kept = {axis: values for axis, values in self.given.items() if axis in axes}
-        return replace(self, given=kept, left=frozenset(axis for axis in AXES if axis not in axes))
+        return replace(self, given=kept, left=self.left | frozenset(axis for axis in AXES if axis not in axes))
 
     def _own(self, axis: AxisName) -> Values:
         training, model = self.base.training, self.workload.model
