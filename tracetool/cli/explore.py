@@ -8,7 +8,19 @@ from typing import TYPE_CHECKING
 
 import click
 
-from tracetool.cli.output import JSON, QUIET, VERBOSE, ProgressBar, following, next_step, print_result
+from tracetool.cli.output import (
+    FORCE,
+    JSON,
+    QUIET,
+    VERBOSE,
+    ProgressBar,
+    check_target,
+    following,
+    next_step,
+    print_result,
+    say_written,
+    write_file,
+)
 from tracetool.cli.question import command_line
 from tracetool.cli.topology import NETWORK
 from tracetool.errors import ScenarioError
@@ -16,8 +28,10 @@ from tracetool.errors import ScenarioError
 if TYPE_CHECKING:
     from tracetool.estimates.estimating import Job
     from tracetool.explore.answer import Exploration
+    from tracetool.explore.failures import Failures
     from tracetool.explore.plan import Workload
     from tracetool.explore.space import Space
+    from tracetool.reports.exploration.json import ExplorationFacts
 
 _FILE = click.Path(path_type=Path, dir_okay=False)
 
@@ -46,6 +60,15 @@ _FILE = click.Path(path_type=Path, dir_okay=False)
     "the time. Repeatable.",
 )
 @click.option("--time-limit", metavar="TIME", help="After this the best plan so far is the answer: 60s.")
+@click.option(
+    "-o",
+    "--output",
+    multiple=True,
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="Also a page (.html), a picture (.png, .svg, .pdf) or .json. Repeatable.",
+)
+@FORCE
 @VERBOSE
 @JSON
 @QUIET
@@ -60,7 +83,9 @@ def explore(
     baselines: tuple[Path, ...],
     failures: tuple[str, ...],
     time_limit: str | None,
+    output: tuple[Path, ...],
     *,
+    force: bool,
     verbose: bool,
     as_json: bool,
     quiet: bool,
@@ -85,9 +110,17 @@ def explore(
     from tracetool.explore.file import read_plan
     from tracetool.reports.exploration.json import ExplorationFacts, render_json
     from tracetool.reports.exploration.text import render_text
+    from tracetool.reports.picture import PICTURE_SUFFIXES
     from tracetool.units import parse_duration_ns
     from tracetool.version import __version__
 
+    for path in output:
+        check_target(path, force=force)
+        if path.suffix.lower() not in (*PICTURE_SUFFIXES, ".html", ".json"):
+            raise ScenarioError(
+                f"an exploration is not written to {path.suffix or 'files without suffix'}: {path}.",
+                hint=f"use .html, .json, {', '.join(PICTURE_SUFFIXES)}",
+            )
     limit_s = None if time_limit is None else parse_duration_ns(time_limit) / 1e9
     space, error_ratio = _space(model, network, fit, fix, tried, leave, hbm)
     compared = {path.stem: read_plan(path, space.base) for path in baselines}
@@ -95,11 +128,26 @@ def explore(
     with ProgressBar(quiet=quiet, doing="searching", of="plans") as progress:
         done = run(space, compared=compared, error_ratio=error_ratio, time_limit_s=limit_s, progress=progress)
     weighed = weigh_failures(space, done.found, failing) if failing else None
+    facts = ExplorationFacts(__version__, command_line())
+    for path in output:
+        write_file(path, _form(path.suffix.lower(), done, facts, weighed), force=force)
+        say_written(path)
     if as_json:
-        print_result(render_json(done, ExplorationFacts(__version__, command_line()), weighed).decode())
+        print_result(render_json(done, facts, weighed).decode())
         return
     print_result(render_text(done, weighed, verbose=verbose).decode())
     next_step(_next(done), quiet=quiet)
+
+
+def _form(suffix: str, done: Exploration, facts: ExplorationFacts, weighed: Failures | None) -> bytes:
+    from tracetool.reports.exploration.json import render_json
+    from tracetool.reports.exploration.page import render_page
+    from tracetool.reports.exploration.picture import overview_picture
+    from tracetool.reports.picture import PICTURE_SUFFIXES
+
+    if suffix in PICTURE_SUFFIXES:
+        return overview_picture(done, PICTURE_SUFFIXES[suffix])
+    return render_page(done, facts, weighed) if suffix == ".html" else render_json(done, facts, weighed)
 
 
 def _next(done: Exploration) -> str:

@@ -24,16 +24,16 @@ def render_text(done: Exploration, failures: Failures | None = None, *, verbose:
     """The best plan, what each choice gives, who else comes near, and what was looked at."""
     best = done.best
     if best is None:
-        return ("\n".join(wrapped([_nothing(done), *_searched(done)])) + "\n").encode()
-    lines = [_headline(done, best), *_details(done, best), ""]
-    rows = table([("choice", "step", "T0/T1-1", "1-T1/T0", "best alone"), *_choices(done)])
-    failing = [] if failures is None else _failing(failures)
-    after = [*failing, *_others(done, best, verbose=verbose), *_searched(done)]
+        return ("\n".join(wrapped([nothing(done), *searched(done)])) + "\n").encode()
+    lines = [headline(done, best), *details(done, best), ""]
+    rows = table([("choice", "step", "T0/T1-1", "1-T1/T0", "best alone"), *choice_rows(done)])
+    failing = [] if failures is None else failure_lines(failures)
+    after = [*failing, *other_lines(done, best, verbose=verbose), *searched(done)]
     launch = ["", *_launch(done, best)] if verbose else []
     return ("\n".join([*wrapped(lines), *rows, "", *wrapped(after), *launch]) + "\n").encode()
 
 
-def _failing(failures: Failures) -> list[str]:
+def failure_lines(failures: Failures) -> list[str]:
     """What each failure costs, and which plan is best at worst and over the time."""
     lines = []
     for one in failures.outcomes:
@@ -70,7 +70,8 @@ def _launch(done: Exploration, best: Judged) -> list[str]:
     return lines
 
 
-def _headline(done: Exploration, best: Judged) -> str:
+def headline(done: Exploration, best: Judged) -> str:
+    """The best plan, its step, and both ways to say how much faster it is."""
     off = "" if done.error_ratio is None else f" (±{format_error(done.error_ratio)})"
     text = f"Run {best.plan.degrees_text} with {best.plan.order_text}: {format_duration(best.step_ns)}{off} a step"
     if not done.base.runs:
@@ -82,7 +83,8 @@ def _headline(done: Exploration, best: Judged) -> str:
     )
 
 
-def _details(done: Exploration, best: Judged) -> list[str]:
+def details(done: Exploration, best: Judged) -> list[str]:
+    """Where it runs and how, what it holds and what it moves."""
     plan, how = best.plan, best.plan.training
     names = [tier.name for tier in done.space.workload.choice.network.tiers]
     moved = ", ".join(
@@ -103,7 +105,8 @@ def _details(done: Exploration, best: Judged) -> list[str]:
     ]
 
 
-def _choices(done: Exploration) -> list[tuple[str, ...]]:
+def choice_rows(done: Exploration) -> list[tuple[str, ...]]:
+    """Each choice alone, one by one, and all together: step, both speed-ups, and what is chosen."""
     rows = [_row(done, one) for one in (*done.alone, done.one_by_one)]
     best = done.best
     if best is not None:
@@ -140,7 +143,8 @@ def _short(name: str, judged: Judged) -> str:
     return texts.get(name, f"{plan.degrees_text}, {plan.order_text}")
 
 
-def _others(done: Exploration, best: Judged, *, verbose: bool) -> list[str]:
+def other_lines(done: Exploration, best: Judged, *, verbose: bool) -> list[str]:
+    """What only the joint choice gives, other ways of choosing, rivals, and figures that would turn the answer."""
     lines = []
     joint = done.one_by_one.judged
     if joint is not None and done.base.runs:
@@ -184,7 +188,8 @@ def _others(done: Exploration, best: Judged, *, verbose: bool) -> list[str]:
     return lines
 
 
-def _searched(done: Exploration) -> list[str]:
+def searched(done: Exploration) -> list[str]:
+    """What was looked at, and what was not replayed and why."""
     found = done.found
     pruned = ", ".join(f"{count:,} by {name}" for name, count in found.pruned.items())
     lines = [
@@ -202,7 +207,8 @@ def _searched(done: Exploration) -> list[str]:
     return lines
 
 
-def _nothing(done: Exploration) -> str:
+def nothing(done: Exploration) -> str:
+    """Why no plan can run."""
     found = done.found
     why = {**found.refused, **found.pruned}
     reasons = ", ".join(f"{count:,} by {name}" for name, count in sorted(why.items(), key=lambda pair: -pair[1])[:3])
