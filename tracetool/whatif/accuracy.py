@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, NamedTuple
 
 from tracetool.model.action import ActionKind
+from tracetool.model.pipeline import BLOCKING
 from tracetool.schedules import SCHEDULES
 from tracetool.whatif.depth import RELEVANT_RATIO
 from tracetool.whatif.layers import NO_ERROR, LayersError, LayersGain, layers_error
@@ -55,7 +56,7 @@ def known_error(
 
     They had four ranks with one stage each (two, re-cut, of as many microbatches as recorded, in ``interleaved``), half
     to twice the recorded microbatches, and at most one DC boundary; anything else was not tried, nor receives posted
-    ahead.
+    ahead, nor interleaved stages in blocking batches.
 
     Args:
         measured: The recorded pipeline, its stages not cut anew.
@@ -73,6 +74,7 @@ def known_error(
     tried = shape.ranks == 4 and shape.chunks == 1 and (is_whole or is_recut)
     boundaries = len(scenario.topology.boundaries())
     tried = tried and kind is not None and kind.is_compared and boundaries <= 1 and p2p != "posted-ahead"
+    tried = tried and not (is_recut and p2p in BLOCKING)
     tried = tried and scenario.interference and scenario.pipelines_on_link == 1 and schedule.has_backwards
     layers = layers_error(measured)
     if not tried or layers is None or any(rank.load is None or rank.load.device != "H100" for rank in measured.ranks):
