@@ -10,7 +10,8 @@ stage those of an embedding that both hold; the time of the latter is not estima
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from tracetool.estimates.layer_costs import BYTES
@@ -62,14 +63,17 @@ def volumes(model: Transformer, training: Training) -> Mapping[str, Sequence[Vol
         routed = BYTES * tokens * model.experts.top * model.hidden // training.tensor
         found["ep"].append(Volume("alltoall", times * routed))
     share = hidden // training.tensor * training.microbatches
-    found["pp"].append(Volume(MESSAGES, share * training.chunks))
-    if training.chunks > 1:  # from the last pipeline rank to the first one's next chunk
-        found["pp"].append(Volume(MESSAGES, share * (training.chunks - 1), ends=True))
+    hops = (tuple(map(training.shape.rank_of, pair)) for pair in pairwise(range(training.shape.stages)))
+    found["pp"] += [
+        Volume(MESSAGES, share * often, members=hop) for hop, often in Counter(hops).items() if len({*hop}) > 1
+    ]
     for stage in range(training.stages):
         found["dp"] += _reduced(model, training, stage)
     if model.tied and training.stages > 1:
         entries = model.vocabulary * model.hidden // training.tensor
-        found[EMBEDDING].append(Volume("allreduce", GRADIENT_BYTES * entries, ("pp",), ends=True))
+        found[EMBEDDING].append(
+            Volume("allreduce", GRADIENT_BYTES * entries, ("pp",), members=(0, training.stages - 1))
+        )
     return found
 
 

@@ -8,13 +8,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from tracetool.estimates.layer_costs import BYTES
-from tracetool.estimates.memory import GRADIENT_BYTES, WEIGHT_BYTES
+from tracetool.estimates.volumes import volumes
 from tracetool.explore.seats import seats
+from tracetool.network.phases import ROUNDS
+from tracetool.network.traffic import EMBEDDING, MESSAGES
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+    from tracetool.estimates.training import Group
     from tracetool.explore.plan import JobPlan, Workload
     from tracetool.explore.seats import Groups
 
@@ -35,34 +37,36 @@ def tier_bytes(workload: Workload, plan: JobPlan) -> tuple[int, ...]:
     return tuple(map(round, sums))
 
 
+_GROUPS: dict[tuple[str, ...], Group] = {("cp", "ep", "dp"): "gradients", ("cp", "dp"): "expert_gradients"}
+"""Groups by the dimensions that they lie along, where it is several."""
+
+
 def _moved(workload: Workload, plan: JobPlan) -> Iterator[tuple[Sequence[int], float]]:
     """How many edges or pairs of each tier carry how many bytes each."""
-    model, how = workload.model, plan.training
+    how = plan.training
     found = seats(workload.choice.network, plan.placement, how.degrees)
-    tokens = how.batch * how.sequence // how.context
-    passes = how.microbatches * model.layers // how.stages
-    # Forward, backward, and forward once more where it is recomputed.
-    often = passes * (3 if how.recompute == "full" else 2)
-    yield _ring(found.groups["tp"], how.tensor, often * 4 * BYTES * tokens * model.hidden)
-    keys = BYTES * 2 * how.batch * how.sequence * model.kv_width // how.tensor
-    yield _ring(found.groups["cp"], how.context, (often + passes) * keys)
-    if model.experts:
-        sent = BYTES * tokens * model.experts.top * model.hidden // how.tensor
-        yield found.groups["ep"].pairs, often * 2 * sent / how.expert
-    layers = model.layers / how.stages
-    ends = (model.embedding_parameters + model.head_parameters) / how.stages
-    per_parameter = GRADIENT_BYTES + WEIGHT_BYTES if how.sharded_optimizer else 2 * GRADIENT_BYTES
-    shared = (layers * model.shared_parameters + ends) / how.tensor
-    yield _ring(found.groups["gradients"], how.data * how.context, per_parameter * shared)
-    experts = layers * model.expert_parameters / how.expert / how.tensor
-    yield _ring(found.groups["expert_gradients"], how.data * how.context // how.expert, per_parameter * experts)
-    message = BYTES * tokens * model.hidden // how.tensor
-    shape = how.shape
-    for stage in range(shape.stages - 1):
-        one, other = shape.rank_of(stage), shape.rank_of(stage + 1)
-        if one != other:
-            hop = min(one, other) if abs(one - other) == 1 else max(one, other)
-            yield found.lines[0].hops[hop].pairs, 2 * how.microbatches * message
+    wide: dict[Group, int] = {
+        "tp": how.tensor, "cp": how.context, "ep": how.expert, "gradients": how.data * how.context,
+        "expert_gradients": how.data * how.context // how.expert,
+    }  # fmt: skip
+    for name, moved in volumes(workload.model, how).items():
+        for volume in moved:
+            if volume.kind == MESSAGES or name == EMBEDDING:
+                # Neighbours hand each other messages; the two ends of a pipeline a gradient that both have a half of.
+                one, other = volume.members
+                hop = min(one, other) if abs(one - other) == 1 else max(one, other)
+                yield found.lines[0].hops[hop].pairs, 2 * volume.payload_bytes
+                continue
+            kind = _GROUPS.get(volume.along) or _kind(name)
+            payload = volume.payload_bytes / (1 if volume.stage is None else how.stages)
+            if volume.kind == "alltoall":
+                yield found.groups[kind].pairs, payload / wide[kind]
+            else:
+                yield _ring(found.groups[kind], wide[kind], ROUNDS[volume.kind] * payload)
+
+
+def _kind(name: str) -> Group:
+    return next(kind for kind in ("tp", "cp", "ep") if kind == name)
 
 
 def _ring(groups: Groups, ranks: int, payload_bytes: float) -> tuple[Sequence[int], float]:

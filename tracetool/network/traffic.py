@@ -46,14 +46,14 @@ class Volume:
         along: Dimensions that the groups lie along, if not the one that makes the bytes; of dp without ep, of those
             ranks that hold the same experts.
         stage: The pipeline rank whose groups alone move it; None for all.
-        ends: Whether only the first and the last rank of each group take part.
+        members: Places in each group that alone take part; none for all.
     """
 
     kind: Kind | str
     payload_bytes: float
     along: tuple[Dimension, ...] = ()
     stage: int | None = None
-    ends: bool = False
+    members: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -209,7 +209,9 @@ def of_job(
     for name, moved in volumes.items():
         for volume in moved:
             for whole in _groups(placement, name, volume):
-                group = (whole[0], whole[-1]) if volume.ends else whole
+                group = [whole[at] for at in volume.members or range(len(whole))]
+                if volume.kind != MESSAGES:  # rings go through devices in their own order, as in ``collectives``
+                    group.sort(key=placement.devices.__getitem__)
                 rows += [(a, b, name, size) for a, b, size in edges(volume.kind, group, volume.payload_bytes)]
     return of_rows(placement.degrees.ranks, rows)
 
