@@ -125,7 +125,8 @@ def test_a_single_stage_sends_no_messages() -> None:
 
 def test_hb_domains_that_hold_tensor_parallel_groups_pay() -> None:
     """1T, TP 8: each doubling up to 8 spares the rings the fabric, one to 16 only messages of neighbours."""
-    job = KORTHIKANTI.job.at(0.78)
+    whole = KORTHIKANTI.job.at(0.78)
+    job = replace(whole, training=replace(whole.training, microbatches=64))
     free = replace(NETWORK, placement="")
     found = shapes_on(job, free, (2, 4, 16))
     assert [one.devices for one in found.domains] == [2, 4, 8, 16]

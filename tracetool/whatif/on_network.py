@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tracetool.errors import BadTopology, checked
-from tracetool.estimates.estimating import estimate
 from tracetool.estimates.file import read_model
+from tracetool.estimates.many import estimate_many
 from tracetool.estimates.volumes import job_traffic as shapes_traffic
 from tracetool.model.dc_map import DCMap
 from tracetool.model.scenario import Scenario
@@ -287,7 +287,7 @@ def shapes_on(job: Job, choice: NetworkChoice, sizes: Sequence[int] = ()) -> OnN
         (tuple(placement.devices[rank] for rank in placement.groups("pp")[0]),),
         tuple(enumerate(placement.devices)),
     )
-    domains, knee = _domain_sizes(sizes, choice, lambda choice: estimate(job, choice).step_ns)
+    domains, knee = _domain_sizes(sizes, choice, lambda choice: estimate_many([job], choice)[0].step_ns)
     return OnNetwork(
         job=JobTraffic(traffic, None, 0, 0, ()),
         seating=seating,
