@@ -8,6 +8,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cache
 from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
@@ -81,22 +82,7 @@ class Table:
         Args:
             names: Columns to have, in order; by default all.
         """
-        import pyarrow as pa
-
-        types = {
-            "int64": pa.int64(),
-            "int32": pa.int32(),
-            "float64": pa.float64(),
-            "bool": pa.bool_(),
-            "string": pa.string(),
-            "category": pa.dictionary(pa.int32(), pa.string()),
-            "list<int32>": pa.list_(pa.int32()),
-            "list<string>": pa.list_(pa.string()),
-        }
-        return pa.schema(
-            [pa.field(c.name, types[c.type], nullable=c.nullable, metadata={"doc": c.doc}) for c in self.select(names)],
-            metadata={"doc": self.doc, "schema_version": SCHEMA_VERSION},
-        )
+        return _arrow_schema(self, None if names is None else tuple(names))
 
     def arrow(self, rows: Sequence[Sequence[object]]) -> pa.Table:
         """Rows as Arrow.
@@ -111,6 +97,26 @@ class Table:
         values = [[_value(sources, field.name) for sources in rows] for field in schema]
         arrays = [pa.array(each, field.type) for each, field in zip(values, schema, strict=True)]
         return pa.Table.from_arrays(arrays, schema=schema)
+
+
+@cache
+def _arrow_schema(table: Table, names: tuple[str, ...] | None) -> pa.Schema:
+    import pyarrow as pa
+
+    types = {
+        "int64": pa.int64(),
+        "int32": pa.int32(),
+        "float64": pa.float64(),
+        "bool": pa.bool_(),
+        "string": pa.string(),
+        "category": pa.dictionary(pa.int32(), pa.string()),
+        "list<int32>": pa.list_(pa.int32()),
+        "list<string>": pa.list_(pa.string()),
+    }
+    return pa.schema(
+        [pa.field(c.name, types[c.type], nullable=c.nullable, metadata={"doc": c.doc}) for c in table.select(names)],
+        metadata={"doc": table.doc, "schema_version": SCHEMA_VERSION},
+    )
 
 
 def _value(sources: Sequence[object], name: str) -> object:

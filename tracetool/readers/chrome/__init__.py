@@ -15,7 +15,9 @@ if TYPE_CHECKING:
     import re
     from collections.abc import Callable, Sequence
 
+    import numpy as np
     import pyarrow as pa
+    from numpy.typing import NDArray
 
 
 Status = Literal[0, 1, 2]
@@ -191,3 +193,12 @@ def text_column(codes: pa.Int32Array, unique: Sequence[bytes], *, as_json: bool)
     if any(bad):
         count = int(np.array(bad)[codes.drop_null().to_numpy()].sum()) if len(texts) == len(unique) else sum(bad)
     return pa.DictionaryArray.from_arrays(codes, pa.array(list(texts), pa.string())), count
+
+
+def codes_of(column: pa.DictionaryArray) -> NDArray[np.int32]:
+    """Which text of its dictionary each row of a column has; NO_CODE where it has none."""
+    import pyarrow.compute as pc
+
+    indices = column.indices
+    codes: NDArray[np.int32] = (pc.fill_null(indices, NO_CODE) if indices.null_count else indices).to_numpy()
+    return codes

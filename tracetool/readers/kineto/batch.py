@@ -8,7 +8,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from tracetool.readers import HOST_MEMORY
-from tracetool.readers.chrome import NO_CODE, Field
+from tracetool.readers.chrome import NO_CODE, Field, codes_of
 from tracetool.readers.cuda import action_in
 
 if TYPE_CHECKING:
@@ -122,11 +122,8 @@ class EventBatch:
 
     def _codes(self, name: str) -> NDArray[np.int64]:
         import numpy as np
-        import pyarrow.compute as pc
 
-        indices = pc.fill_null(self._columns[name].indices, NO_CODE)
-        codes: NDArray[np.int64] = indices.to_numpy(zero_copy_only=False).astype(np.int64, copy=False)
-        return codes
+        return codes_of(self._columns[name]).astype(np.int64, copy=False)
 
     def _check_times(self, relative: NDArray[np.int64]) -> NDArray[np.bool_]:
         import numpy as np
@@ -233,13 +230,11 @@ class EventSpans:
         A stream runs no two kernels at once: theirs leaves out the numbers, which merged exports give anew.
         """
         import numpy as np
-        import pyarrow.compute as pc
 
-        codes = pc.fill_null(self._name_column.indices, len(self._names)).to_numpy(zero_copy_only=False)
-        names = repeats.numbers_of([*self._names, None])[codes]
+        # Without a code they have the last of the numbers.
+        names = repeats.numbers_of([*self._names, None])[codes_of(self._name_column)]
         process = self._texts("pid")
-        codes = pc.fill_null(process.indices, len(process.dictionary)).to_numpy(zero_copy_only=False)
-        processes = repeats.numbers_of([*process.dictionary.to_pylist(), None])[codes]
+        processes = repeats.numbers_of([*process.dictionary.to_pylist(), None])[codes_of(process)]
         numbers = [np.where(self._is_kernel, ABSENT, column) for column in (self._correlation, self._external)]
         columns = [self._thread, self._streams, self._integers("device"), *numbers]
         return [self._category.astype(np.int64), names, processes, self.start, self.duration, *columns]
@@ -280,12 +275,11 @@ class EventSpans:
     def named(self, condition: Callable[[str], bool], categories: tuple[str, ...]) -> Iterator[tuple[str, int]]:
         """(name, row) of the spans of some categories whose name meets a condition."""
         import numpy as np
-        import pyarrow.compute as pc
 
         hits = [n for n, name in enumerate(self._names) if name is not None and condition(name)]
         if not hits:
             return
-        codes = pc.fill_null(self._name_column.indices, NO_CODE).to_numpy(zero_copy_only=False)
+        codes = codes_of(self._name_column)
         kinds = [_CATEGORIES.index(c) for c in categories]
         for row in np.flatnonzero(np.isin(codes, hits) & np.isin(self._category, kinds)).tolist():
             yield str(self._names[codes[row]]), row

@@ -10,7 +10,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
-from tracetool.readers.chrome import NO_CODE
+from tracetool.readers.chrome import codes_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -80,12 +80,10 @@ def rows_of(table: pa.Table) -> CensusRows:
 def codes(table: pa.Table, name: str) -> tuple[list[str], NDArray[np.int64]]:
     """The distinct texts of a column, and which of them each row has; NO_CODE where it has none."""
     import numpy as np
-    import pyarrow.compute as pc
 
     column = table.column(name)
     whole = column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
-    indices = pc.fill_null(whole.indices, NO_CODE).to_numpy(zero_copy_only=False)
-    return whole.dictionary.to_pylist(), indices.astype(np.int64, copy=False)
+    return whole.dictionary.to_pylist(), codes_of(whole).astype(np.int64, copy=False)
 
 
 class Census:

@@ -185,7 +185,8 @@ def _slope(t: Array, d: Array) -> Slope:
     weights = np.ones(len(t))
     slope, spread = 0.0, 1.0
     for _ in range(20):
-        tc, dc = t - np.average(t, weights=weights), d - np.average(d, weights=weights)
+        whole = weights.sum()
+        tc, dc = t - (t * weights).sum() / whole, d - (d * weights).sum() / whole
         slope = float(np.sum(weights * tc * dc) / np.sum(weights * tc * tc))
         residuals = np.abs(dc - slope * tc)
         spread = max(1.48 * float(np.median(residuals)), _SLOPE_NOISE_NS)
