@@ -24,9 +24,11 @@ if TYPE_CHECKING:
 PIPELINES = [int(count) for count in os.environ.get("TRACETOOL_BENCH_PIPELINES", "1,4,16,64,256").split(",")]
 _RUN = """
 import resource, sys
+from multiprocessing.forkserver import _forkserver
 from pathlib import Path
 from tracetool.cli import run
 code = run(sys.argv[1:])
+_forkserver._stop()  # what its workers took counts once it was waited for
 used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
 peak = int(dict(l.split(":", 1) for l in Path("/proc/self/status").read_text().splitlines())["VmHWM"].split()[0])
 print(code, sum(each.ru_utime + each.ru_stime for each in used), peak >> 10)
@@ -48,12 +50,17 @@ def _cost(*arguments: object) -> Cost:
     return Cost(float(cpu_s), int(peak_mb))
 
 
-def _costs(folder: Path, pipelines: int) -> dict[str, Cost]:
-    """Of each question, by its name."""
+def _costs(folder: Path, pipelines: int, *, two: bool) -> dict[str, Cost]:
+    """Of each question, by its name; with two, also of reading in two worker processes."""
     traces = write_renumbered(SAMPLES / "h100-1f1b", folder / str(pipelines), pipelines)
     run = folder / f"{pipelines}.run"
     return {
         "ingest": _cost("ingest", traces, "-o", run, "--jobs", "1", "-q"),
+        **(
+            {"ingest, 2 workers": _cost("ingest", traces, "-o", folder / "two.run", "--jobs", "2", "-q", "--force")}
+            if two
+            else {}
+        ),
         "replay": _cost("replay", run, "--schedule", "geopipe", "-q"),
         "replay of the last": _cost("replay", run, "--schedule", "geopipe", "--pipeline", pipelines - 1, "-q"),
         "info": _cost("info", run, "-q"),
@@ -65,7 +72,7 @@ def _costs(folder: Path, pipelines: int) -> dict[str, Cost]:
 def test_questions_of_jobs_of_many_ranks(counts: list[int], tmp_path: Path) -> None:
     first: dict[str, Cost] = {}
     for count in counts:
-        costs = _costs(tmp_path, count)
+        costs = _costs(tmp_path, count, two=len(counts) > 1)
         first = first or costs
         print(f"\n{4 * count} ranks")  # noqa: T201 - a benchmark's purpose
         for name, cost in costs.items():
