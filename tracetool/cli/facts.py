@@ -18,7 +18,7 @@ from tracetool.reconstruction.closeup.slowdown import notes_on_gaps
 from tracetool.reconstruction.steps.crossing import by_direction, find_crossing
 from tracetool.reports import marked_text
 from tracetool.reports.recording.findings import finding_lines
-from tracetool.reports.recording.summary import own_notes
+from tracetool.reports.recording.summary import own_notes, stand_in_lines
 from tracetool.units import format_count, format_duration, format_ranges, format_ranks, format_size
 
 if TYPE_CHECKING:
@@ -134,6 +134,7 @@ def screen_lines(facts: SummaryInfo, run: Run) -> list[str]:
         lines.append(_replayed_line(facts["replayed"]))
     gaps = [f"{gap.needed_for}: {gap.lacks} ({gap.hint})" for gap in facts["gaps"]]
     lines += [f"  missing for {gap}" for gap in gaps[:1]]
+    lines += [f"  {text}" for text in stand_in_lines(run)[:1]]
     lost = _loss_lines(facts)
     lines += lost[:_MOST_LOST]
     more = [
@@ -238,6 +239,7 @@ def summary_lines(facts: SummaryInfo, run: Run) -> list[str]:
         lines.append(_replayed_line(facts["replayed"]))
     lines += finding_lines(facts["findings"])
     lines += [f"  missing for {gap.needed_for}: {gap.lacks} ({gap.hint})" for gap in facts["gaps"]]
+    lines += [f"  {text}" for text in stand_in_lines(run)]
     lines += _loss_lines(facts)
     return lines
 

@@ -158,6 +158,9 @@ class TakenInfo(msgspec.Struct, kw_only=True):
         str | UnsetType | None, doc("Digest of the recording that memory figures were taken from.")
     ] = UNSET
     copied_ranks: Annotated[dict[int, int] | UnsetType, doc("Per rank that was not recorded, the rank copied.")] = UNSET
+    copied_spread_ratio: Annotated[
+        float | None, doc("How far recorded ranks of their stages are apart; null without copies, or if unknown.")
+    ] = None
 
 
 _TAKEN = {f"--{member.replace('_', '-')}": member for member in ("costs_from", "memory_from")}

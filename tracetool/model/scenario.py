@@ -101,8 +101,10 @@ class Taken:
         costs_from: Digest of the recording whose slowdown beside communication was taken.
         memory_from: Digest of the recording whose memory figures were taken.
         copied_ranks: Per rank that was not recorded, the rank copied.
+        copied_spread_ratio: How far recorded ranks of their stages are apart; None without copies, or if unknown.
     """
 
     costs_from: str | None = None
     memory_from: str | None = None
     copied_ranks: Mapping[int, int] = field(default_factory=dict)
+    copied_spread_ratio: float | None = None

@@ -16,7 +16,7 @@ from tracetool.model.pipeline import BLOCKING
 from tracetool.model.scenario import Taken
 from tracetool.reconstruction.actions.transfers import StageOp, buffers_sends, check_counts
 from tracetool.reconstruction.capture import Account, Finding
-from tracetool.reconstruction.capture.copies import find_copies, with_copies, without_source
+from tracetool.reconstruction.capture.copies import find_copies, taken_copies, with_copies, without_source
 from tracetool.reconstruction.capture.groups import PipelineGroup, chosen_pipeline, find_pipelines
 from tracetool.reconstruction.capture.survey import Survey, kernels_of, survey_run
 from tracetool.reconstruction.closeup import Row, closeup_of, loose_rows
@@ -140,16 +140,16 @@ def reconstruct(
     kernels = kernels_of(run) if survey is None else survey.kernels
     if not kernels:
         _check_host_only(run, account)
-    copies: dict[int, int] = {}
+    taken = Taken()
     if copy_missing:
-        run, survey, kernels, copies = _copied(run, pipeline, survey, kernels, account, use_labels=use_labels)
+        run, survey, kernels, taken = _copied(run, pipeline, survey, kernels, account, use_labels=use_labels)
     survey = survey or survey_run(run, account, use_labels=use_labels, kernels=kernels)
     run = survey.run
     pipelines = _because(run, list(kernels), lambda: _pipelines(survey, use_labels=use_labels))
     group = chosen_pipeline(pipelines, pipeline, account)
     _check_recorded(run, group, pipelines, kernels)
     _check_chain(group)
-    run = run.of_ranks([*group.ranks, *copies.values()])
+    run = run.of_ranks([*group.ranks, *taken.copied_ranks.values()])
     steps = steps_of(run, group.ranks, account, survey.clocks)
     chosen = _because(run, group.ranks, lambda: choose_step(steps, group.ranks, step, account))
     evidence = StepEvidence(use_labels=use_labels, has_device=bool(kernels))
@@ -203,7 +203,7 @@ def reconstruct(
         coordinates=survey.coordinates,
         recorded_steps=tuple(sorted([recorded, *others], key=lambda each: each.step.start_ns)) if every_step else (),
         step_notes=() if is_late else tuple(beside.notes),
-        taken=Taken(copied_ranks=copies),
+        taken=taken,
     )
 
 
@@ -264,18 +264,19 @@ def _turns(run: Run, recorded: RecordedStep) -> dict[int, list[Turn]]:
 
 def _copied(
     run: Run, number: int, survey: Survey | None, kernels: Mapping[int, int], account: Account, *, use_labels: bool
-) -> tuple[Run, Survey | None, Mapping[int, int], dict[int, int]]:
+) -> tuple[Run, Survey | None, Mapping[int, int], Taken]:
     """The Run with copies of ranks that were not recorded, what is known of it, its kernels per rank, the copies."""
     # What a look without the copies says is said again with them.
     survey_of_run = survey or survey_run(run, Account(), use_labels=use_labels, kernels=kernels)
     pipelines = _pipelines(survey_of_run, use_labels=use_labels)
     chosen_pipeline(pipelines, number, Account())
     copies = find_copies(run, pipelines, number)
-    if copies:
-        run = with_copies(run, copies, pipelines, survey_of_run.groups, account)
-        survey = survey_run(run, account, use_labels=use_labels, copies=copies)
-        kernels = survey.kernels
-    return run, survey, kernels, copies
+    if not copies:
+        return run, survey, kernels, Taken()
+    taken = taken_copies(run, survey_of_run.coordinates, copies)
+    run = with_copies(run, taken, pipelines, survey_of_run.groups, account)
+    survey = survey_run(run, account, use_labels=use_labels, copies=copies)
+    return run, survey, survey.kernels, taken
 
 
 def notes_of_sources(sources: Iterable[Mapping[str, Any]]) -> list[str]:
@@ -349,13 +350,12 @@ def _record_findings(account: Account, pipeline: Pipeline, work: StepWork, trans
             + ", ".join(f"{count} {kind}" for kind, count in sorted(kinds.items())),
             mine.evidence, work.confidence,
         )  # fmt: skip
-    by_messages = work.placed is not None
     account.find(
         "transfers", "all",
         f"{len(transfers)} messages between {shape.stages} stages of {shape.microbatches} microbatches",
-        "messages" if by_messages else "label",
+        "messages" if work.placed is not None else "label",
         work.placed.agreeing / max(1, work.placed.messages) if work.placed is not None else 1.0,
-        "both ends of each are neighbouring stages of one microbatch" if by_messages else None,
+        None if work.placed is None else "both ends of each are neighbouring stages of one microbatch",
     )  # fmt: skip
     if pipeline.p2p == "blocking":
         account.find(

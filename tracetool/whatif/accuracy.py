@@ -18,7 +18,7 @@ from tracetool.whatif.seen_errors import SEEN
 
 if TYPE_CHECKING:
     from tracetool.model.pipeline import LayerOverlap, P2PMode, Pipeline
-    from tracetool.model.scenario import Scenario
+    from tracetool.model.scenario import Scenario, Taken
     from tracetool.model.schedule import Schedule
     from tracetool.model.topology import Topology
     from tracetool.whatif.seen_errors import Backwards, Change
@@ -83,6 +83,18 @@ def known_error(
     given = SEEN.given_step_ratio["split" if is_split else "recut" if is_recut else "whole"]
     step = max(given, own_ratio) + layers.way_ratio + layers.links_ratio
     return KnownError(step, own_ratio, scenario.topology, microbatches, is_split, layers)
+
+
+def with_copies(known: KnownError | None, taken: Taken) -> KnownError | None:
+    """What is known where ranks are copies: as much more as recorded ranks of their stages are apart.
+
+    Between two results of the same copies that is the same, so that it is no part of the error of a change. Where
+    nothing tells how far ranks are apart, the error of a step is unknown.
+    """
+    if known is None or not taken.copied_ranks:
+        return known
+    spread = taken.copied_spread_ratio
+    return None if spread is None else replace(known, step_ratio=known.step_ratio + spread)
 
 
 def change_of(base: KnownError, other: KnownError) -> Change:

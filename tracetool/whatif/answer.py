@@ -15,7 +15,7 @@ from tracetool.replays.evaluation import evaluate, stages_for
 from tracetool.replays.problem import pose
 from tracetool.schedules import REFERENCE, build_schedule, needs_costs, parse_names, tuning_of
 from tracetool.schedules.names import choice_of, named_here, recognise, refuse_chunks, refuse_unheeded, schedule_name
-from tracetool.whatif.accuracy import LayersStep, known_error, layers_gain
+from tracetool.whatif.accuracy import LayersStep, known_error, layers_gain, with_copies
 from tracetool.whatif.best import choose, plan_name, recorded_schedule, recorded_test, rests_on
 from tracetool.whatif.depth import choose_warm_ups
 from tracetool.whatif.job import evaluate_joined, pipeline_notes, refuse_of_one, slowest_found
@@ -40,6 +40,7 @@ if TYPE_CHECKING:
 
     from tracetool.model.notice import Progress
     from tracetool.model.pipeline import Pipeline
+    from tracetool.model.scenario import Taken
     from tracetool.model.schedule import PipelineShape
     from tracetool.reconstruction import Reconstruction
     from tracetool.reconstruction.job import SortedPipelines
@@ -135,7 +136,7 @@ def answer(
     is_like = is_like_the_recordings(found)
     how = _How(
         shape=shape, scenario=scenario, chunks=chunks, own_error=own_error, is_like=is_like, jitter_seed=jitter_seed,
-        time_limit_s=time_limit_s, each_step=each_step, job=job,
+        time_limit_s=time_limit_s, each_step=each_step, job=job, taken=found.taken,
     )  # fmt: skip
     progress = progress or unasked()
     progress.start(1 + len(schedules))
@@ -189,6 +190,7 @@ class _How:
     time_limit_s: float | None
     each_step: Sequence[Pipeline]
     job: WholeJob | None
+    taken: Taken
     known_warm_ups: dict[str, WarmUps] = field(default_factory=dict)
 
     def warm_ups(self, name: str, pipeline: Pipeline, shape: PipelineShape) -> WarmUps:
@@ -273,6 +275,7 @@ def _evaluate(pipeline: Pipeline, name: str, how: _How, extra_forwards: tuple[in
         done, metrics = joined.replayed, measure(joined.replayed.timeline)
         of_kinds = [(timeline, measure(timeline)) for timeline in joined.of_kinds]
     known = known_error(measured, schedule, done.p2p, scenario, how.own_error) if how.is_like else None
+    known = with_copies(known, how.taken)
     remarks = (
         *((cut,) if cut else chosen),
         *_noticed(NoticeCode.ORDER_SEARCHED, schedule.remark),

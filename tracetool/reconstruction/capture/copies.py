@@ -11,12 +11,15 @@ from typing import TYPE_CHECKING
 
 from tracetool.errors import MissingRank
 from tracetool.model.notice import NoticeCode, SubjectKind
+from tracetool.model.scenario import Taken
 from tracetool.reconstruction.capture import UNCHECKED
+from tracetool.reconstruction.capture.stand_ins import find_stand_ins, nearest, spread_of_copies
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
 
     from tracetool.reconstruction.capture import Account
+    from tracetool.reconstruction.capture.coordinates import Coordinates
     from tracetool.reconstruction.capture.groups import PipelineGroup
     from tracetool.reconstruction.capture.process_groups import ProcessGroup
     from tracetool.store.run import Run
@@ -37,13 +40,13 @@ def find_copies(run: Run, pipelines: Sequence[PipelineGroup], number: int) -> di
     for place, rank in enumerate(group.ranks):
         if rank in recorded:
             continue
-        alike = _alike(group, place, pipelines, recorded)
-        if not alike:
+        source = nearest(rank, _alike(group, place, pipelines, recorded))
+        if source is None:
             raise MissingRank(
                 f"rank {rank} was not recorded, nor any other rank of stage {place}: there is nothing to copy.",
                 hint="add the trace of one rank of that stage",
             )
-        copies[rank] = min(alike, key=lambda other: (abs(other - rank), other))
+        copies[rank] = source
     return copies
 
 
@@ -65,9 +68,15 @@ def _alike(
     return [p.ranks[place] for p in pipelines if len(p.ranks) == len(group.ranks) and p.ranks[place] in recorded]
 
 
+def taken_copies(run: Run, places: Sequence[Coordinates], copies: Mapping[int, int]) -> Taken:
+    """Copies, and how far recorded ranks of their stages are apart."""
+    spread = spread_of_copies(find_stand_ins(run, places), copies)
+    return Taken(copied_ranks=copies, copied_spread_ratio=spread)
+
+
 def with_copies(
     run: Run,
-    copies: Mapping[int, int],
+    taken: Taken,
     pipelines: Sequence[PipelineGroup],
     groups: Sequence[ProcessGroup],
     account: Account,
@@ -76,11 +85,12 @@ def with_copies(
 
     Args:
         run: The Run.
-        copies: Per rank, which one to copy.
+        taken: Per rank, which one to copy.
         pipelines: Those of the Run.
         groups: Its process groups.
         account: Gets a note, and a finding for each copy.
     """
+    copies, spread_ratio = taken.copied_ranks, taken.copied_spread_ratio
     for rank, source in copies.items():
         account.find(
             "ranks", SubjectKind.RANK(rank), f"copied from rank {source}", "copied", UNCHECKED,
@@ -89,7 +99,12 @@ def with_copies(
     account.note(
         NoticeCode.RANKS_COPIED,
         "not recorded, hence copied from a rank of the same stage: "
-        + ", ".join(f"rank {rank} from {source}" for rank, source in copies.items()),
+        + ", ".join(f"rank {rank} from {source}" for rank, source in copies.items())
+        + (
+            "; whether it is slower than its source is unknown, and so is the error of steps"
+            if spread_ratio is None
+            else f"; recorded ranks of such a stage are up to {spread_ratio:.1%} apart, which ± holds"
+        ),
     )
     queries_of: dict[str, list[str]] = {table: ["SELECT * FROM {recorded}"] for table in _PER_RANK}
     for rank, source in copies.items():

@@ -9,17 +9,21 @@ from itertools import zip_longest
 from typing import TYPE_CHECKING, Annotated, Any, NotRequired, TypedDict, cast
 
 from tracetool.model.notice import NoticeCode
+from tracetool.reconstruction.capture.coordinates import Coordinates
+from tracetool.reconstruction.capture.stand_ins import find_stand_ins
 from tracetool.reconstruction.closeup.slowdown import gap_shares
 from tracetool.reconstruction.steps.crossing import Collectives, CrossingMessages  # noqa: TC001 - msgspec reads them
 from tracetool.reports.recording.findings import Counts, Gap, count_tables, find_gaps
 from tracetool.tables.fields import doc, row_of
 from tracetool.tables.run import COORDINATES, FINDINGS, STAGES, STEP_FACTS
+from tracetool.units import format_count
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from tracetool.ingestion import Discovery
     from tracetool.readers import Left
+    from tracetool.reconstruction.capture.stand_ins import StageStandIns
     from tracetool.store.run import Run
 
 
@@ -185,6 +189,27 @@ class CrossingInfo(TypedDict):
     collectives: Annotated[list[Collectives], doc("By operation and group.")]
 
 
+class StandInInfo(TypedDict):
+    """A rank that was not recorded."""
+
+    rank: Annotated[int, doc("Global rank.")]
+    source: Annotated[int | None, doc("Recorded rank of its stage that stands for it; null if there is none.")]
+
+
+class StageStandInsInfo(TypedDict):
+    """A stage of the job that was recorded in part."""
+
+    stage: Annotated[int, doc("Position in the pipelines.")]
+    recorded: Annotated[list[int], doc("Its ranks that were recorded.")]
+    stand_ins: Annotated[list[StandInInfo], doc("Those that were not.")]
+    spread_ratio: Annotated[
+        float | None, doc("How much longer the slowest of those recorded computed than the quickest; null if unknown.")
+    ]
+    slower_chance: Annotated[
+        float | None, doc("How likely one that was not is slower than all of them; null if none was recorded.")
+    ]
+
+
 class SummaryInfo(TypedDict):
     """What a Run holds: result of tracetool info and ingest."""
 
@@ -213,12 +238,42 @@ class SummaryInfo(TypedDict):
     host_gaps: Annotated[list[HostGapInfo], doc("Of the observed step; empty without kernels.")]
     exposed_collectives: Annotated[list[ExposedInfo], doc("Within its actions; most exposed first.")]
     gaps: Annotated[list[Gap], doc("What later steps will miss.")]
+    stand_ins: Annotated[list[StageStandInsInfo], doc("Who stands for ranks that were not recorded; by stage.")]
     sources: Annotated[list[SourceFactsInfo], doc("What was read.")]
     failed: Annotated[list[LeftInfo], doc("What could not be read.")]
     left: Annotated[list[LeftInfo], doc("What was left.")]
     cross_dc: NotRequired[
         Annotated[CrossingInfo | None, doc("What crosses data centres; null without a map, absent from ingest.")]
     ]
+
+
+def stand_ins_of(run: Run) -> list[StageStandIns]:
+    """Who stands for ranks of a Run that were not recorded."""
+    if not run.manifest["missing_ranks"]:
+        return []
+    rows = run.records("SELECT * FROM coordinates ORDER BY rank")
+    return find_stand_ins(run, [Coordinates(**row) for row in rows])
+
+
+def stand_in_lines(run: Run) -> list[str]:
+    """Who stands for ranks that were not recorded, and of how many even the place is unknown."""
+    missing = set(run.manifest["missing_ranks"])
+    if not missing:
+        return []
+    stages = stand_ins_of(run)
+    unplaced = missing.difference(one.rank for stage in stages for one in stage.stand_ins)
+    nowhere = f"{format_count(len(unplaced), 'rank')} not recorded: no process group tells their places"
+    return [*(stage.text for stage in stages), *([nowhere] if unplaced else [])]
+
+
+def _stand_ins_info(stage: StageStandIns) -> StageStandInsInfo:
+    return {
+        "stage": stage.stage,
+        "recorded": list(stage.recorded),
+        "stand_ins": [{"rank": one.rank, "source": one.source} for one in stage.stand_ins],
+        "spread_ratio": stage.spread_ratio,
+        "slower_chance": stage.slower_chance,
+    }
 
 
 def own_notes(run: Run, *codes: NoticeCode) -> list[str]:
@@ -266,6 +321,7 @@ def run_summary(run: Run) -> SummaryInfo:
         "host_gaps": host_gaps(run, step),
         "exposed_collectives": exposed_collectives(run),
         "gaps": find_gaps(run, counts),
+        "stand_ins": [_stand_ins_info(stage) for stage in stand_ins_of(run)],
         "sources": run.manifest["sources"],
         "failed": run.manifest["failed"],
         "left": run.manifest["left"],
