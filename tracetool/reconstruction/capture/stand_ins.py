@@ -63,7 +63,7 @@ class StageStandIns:
             f", rank {source} stands for {count} more" for source, count in who.items() if source is not None
         )
         if not self.recorded:
-            return f"{text} of {format_count(len(self.stand_ins), 'rank')} recorded: nothing can stand for them"
+            return f"{text} of {format_count(len(self.stand_ins), 'rank')}: nothing can stand for them"
         if self.spread_ratio is None:
             return f"{text}; how far ranks of it are apart is unknown"
         return (
