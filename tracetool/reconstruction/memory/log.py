@@ -161,12 +161,12 @@ def read_logs(run: Run, spans: Mapping[int, tuple[int, int]]) -> dict[int, dict[
     """All records of memory in a span of each rank's host, per rank and component, in order of time."""
     bounds = list(spans.values())
     step = {"ranks": list(spans), "first": [a for a, _ in bounds], "last": [b for _, b in bounds]}
-    found = run.arrow(_ROWS_SQL, step)
-    columns = [column.to_numpy() for column in found.columns]
+    records = run.arrow(_ROWS_SQL, step)
+    columns = {name: records.column(name).to_numpy() for name in Records._fields}
     logs: dict[int, dict[str, Records]] = {rank: {} for rank in spans}
     first = 0
     for rank, component, count in run.rows(_COUNTS_SQL, step):
-        logs[rank][component] = Records(*(column[first : first + count] for column in columns))
+        logs[rank][component] = Records(**{name: column[first : first + count] for name, column in columns.items()})
         first += count
     return logs
 
