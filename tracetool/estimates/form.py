@@ -91,7 +91,7 @@ class OrderKey(NamedTuple):
         )
 
 
-@lru_cache(maxsize=256)
+@lru_cache(maxsize=64)
 def form_of(key: OrderKey, mode: P2PMode, places: tuple[int, ...] = (), copies: int = 1) -> OrderForm:
     """Compile an order.
 

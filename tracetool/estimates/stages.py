@@ -23,7 +23,7 @@ from tracetool.model.action import ActionKind
 from tracetool.model.pipeline import ActionCost, Pipeline, RankProfile, StageProfile, TailPart
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from tracetool.estimates.device import Accelerator
     from tracetool.estimates.form import HeldMost
@@ -129,7 +129,7 @@ def parts_of(costs: CurveCosts | TimedCosts) -> ModelParts:
 
 
 class _Seats(NamedTuple):
-    """Which rank has which stage: per rank its stages, per stage the hop to the next one.
+    """Which rank has which stage: per rank its stages and whether the first and last are among them, per stage the hop.
 
     A hop is named by the first of two neighbouring ranks, of the last and the first one by the last; None
     within one rank.
@@ -137,13 +137,17 @@ class _Seats(NamedTuple):
 
     stages: tuple[tuple[int, ...], ...]
     hops: tuple[int | None, ...]
+    places: tuple[tuple[bool, bool], ...]
+    unlike: Mapping[tuple[bool, bool], int]
 
 
 @lru_cache(maxsize=1024)
 def _seats(shape: PipelineShape) -> _Seats:
     ranks = [shape.rank_of(stage) for stage in range(shape.stages)]
     hops = [None if a == b else min(a, b) if abs(a - b) == 1 else max(a, b) for a, b in pairwise(ranks)]
-    return _Seats(tuple(map(shape.stages_of, range(shape.ranks))), tuple(hops))
+    stages = tuple(map(shape.stages_of, range(shape.ranks)))
+    places = tuple((0 in of_rank, shape.stages - 1 in of_rank) for of_rank in stages)
+    return _Seats(stages, tuple(hops), places, {place: rank for rank, place in enumerate(places)})
 
 
 class JobCosts:
@@ -219,15 +223,26 @@ class JobCosts:
 
     def figures(self) -> list[int]:
         """Times of all stages as a form's table has them: none, then ``form.FIGURES`` of each stage."""
+        hops = self._seats.hops
+        messages: dict[int | None, tuple[int, int]] = {None: (0, 0)}
+        for hop in dict.fromkeys(hops):
+            if hop is not None and not self._waits:
+                stage = hops.index(hop)
+                messages[hop] = self._link_ns(stage) or (self._message_ns(stage), 0)
         found = [0]
         before = (0, 0)
+        computes = {stage: self._computes(stage) for stage in {0, min(1, self._last), self._last}}
         for stage in range(self._last + 1):
-            times = self.of(stage)
-            after = (0, 0) if stage == self._last else self._link_ns(stage) or (times.to_next_ns, 0)
-            backward, weight = times.backward_ns, times.weight_ns
-            found += (times.forward_ns, backward, backward - weight, weight, *after, *before)
+            after = messages[None if stage == self._last or self._waits else hops[stage]]
+            own = self._computes(stage) if self._waits else computes.get(stage) or computes[1]
+            found += (*own, *after, *before)
             before = after
         return found
+
+    def _computes(self, stage: int) -> tuple[int, int, int, int]:
+        """Forward, backward, its half for the input, and that for weights."""
+        times = self.of(stage)
+        return times.forward_ns, times.backward_ns, times.backward_ns - times.weight_ns, times.weight_ns
 
     def _link_ns(self, stage: int) -> tuple[int, int] | None:
         """The message to the next stage over a link between places, where it does not hold up actions."""
@@ -294,18 +309,25 @@ class JobCosts:
         """Highest allocation of each pipeline rank, which holds so much of microbatches."""
         kept = self.kept_bytes()
         inside, last = (transient_bytes(self._model, self._training, is_last=is_last) for is_last in (False, True))
+        static = {place: self.static_bytes(rank) for place, rank in self._seats.unlike.items()}
         return tuple(
-            self.static_bytes(rank)
+            static[self._seats.places[rank]]
             + max(most.inside * kept + inside if most.inside else 0, most.last * kept + last if most.last else 0)
             for rank, most in enumerate(held)
         )
 
+    def tails_ns(self) -> list[int]:
+        """What each pipeline rank does after its last backward, in all."""
+        sums: dict[tuple[bool, bool], int] = {}
+        for place, rank in self._seats.unlike.items():
+            sums[place] = sum(part.duration_ns for part in self.tail(rank))
+        return [sums[place] for place in self._seats.places]
+
     def tail(self, rank: int) -> tuple[TailPart, ...]:
         """Gradient reduction and optimizer of a pipeline rank: those without first and last stage are equal."""
-        stages = self._seats.stages[rank]
-        place = 0 in stages, self._last in stages
+        place = self._seats.places[rank]
         if place not in self._tails:
-            self._tails[place] = self._tail(stages)
+            self._tails[place] = self._tail(self._seats.stages[rank])
         return self._tails[place]
 
     def _tail(self, stages: Sequence[int]) -> tuple[TailPart, ...]:

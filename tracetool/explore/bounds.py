@@ -97,13 +97,14 @@ def bounds_of(judge: Judge, bases: Sequence[Base]) -> PlanBounds:
     places: list[Int64s] = []
     for base in bases:
         alike: dict[tuple[object, ...], int] = {}
+        known: dict[object, tuple[list[int], int]] = {}
         numbers = []
         for number in range(base.size):
             order, use = base.orders[number // len(base.uses)], base.uses[number % len(base.uses)]
             key = _sort(order), use
             if key not in alike:
                 alike[key] = len(memory)
-                _add(judge, base, number, len(memory), stacks, memory)
+                _add(judge, base, number, len(memory), stacks, memory, known)
                 microbatches.append(base.plan.training.microbatches)
             numbers.append(alike[key])
         places.append(np.array(numbers, np.int64))
@@ -136,16 +137,25 @@ def _sort(order: PlanOrder) -> tuple[object, ...]:
 
 
 def _add(
-    judge: Judge, base: Base, within: int, number: int, stacks: dict[_Kind, list[_BoundRow]], memory: list[int]
+    judge: Judge,
+    base: Base,
+    within: int,
+    number: int,
+    stacks: dict[_Kind, list[_BoundRow]],
+    memory: list[int],
+    known: dict[object, tuple[list[int], int]],
 ) -> None:
     plan = base.at(within)
     how = plan.training
     most = 0
+    kind = _Kind(_bare(how), how.order_name in _SPLITTING, how.p2p is None and how.order_name in _BLOCKING_ONE)
     for over, costs in judge.costs(plan):
-        kind = _Kind(_bare(how), how.order_name in _SPLITTING, how.p2p is None and how.order_name in _BLOCKING_ONE)
-        tails = [sum(part.duration_ns for part in costs.tail(rank)) for rank in range(how.stages)]
-        figures = costs.figures()
-        link = _busiest_ns(how, figures, over.line.places) if over.line.places else 0
+        key = kind, plan.sharing, over.line
+        if key not in known:
+            figures = costs.figures()
+            known[key] = figures, _busiest_ns(how, figures, over.line.places) if over.line.places else 0
+        figures, link = known[key]
+        tails = costs.tails_ns()
         stacks[kind].append(_BoundRow(number, figures, tails, link + min(tails) if link else 0))
         most = max(most, _least_bytes(how, costs))
     memory.append(most)

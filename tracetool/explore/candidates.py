@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from tracetool.network.collectives import Algorithm
     from tracetool.network.tiers import Network
 
-_SIDE_BY_SIDE = 200_000
+_SIDE_BY_SIDE = 60_000
 """Actions of pipelines side by side that are replayed at most."""
 
 

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
 MEMORY = "memory"
 """Why a plan is refused that needs more than a device has."""
+_KEPT = 20_000
 _TOGETHER = 256
 """Plans of one sweep of the engine."""
 
@@ -82,6 +83,7 @@ class Judge:
     def __init__(self, workload: Workload) -> None:
         self.workload = workload
         self._parts: dict[tuple[object, ...], ModelParts] = {}
+        self._transports: dict[tuple[object, ...], list[OverTiers]] = {}
 
     def costs(self, plan: JobPlan) -> list[tuple[OverTiers, JobCosts]]:
         """What carries a plan, and its costs, of each sort of its pipelines.
@@ -91,17 +93,28 @@ class Judge:
         """
         model, device, how = self.workload.model, self.workload.device, plan.training
         found = []
-        for transport in transports(self.workload, plan):
+        for transport in self._carrying(plan):
             key = (
                 how.degrees, how.batch, how.recompute, plan.placement, plan.routing_ratio, plan.compression_ratio,
                 how.sequence_parallel,
             )  # fmt: skip
             if key not in self._parts:
-                if len(self._parts) > 50_000:
+                if len(self._parts) > _KEPT:
                     self._parts.clear()
                 self._parts[key] = parts_of(CurveCosts(model, device, how, transport))
             found.append((transport, JobCosts(model, device, how, transport, parts=self._parts[key])))
         return found
+
+    def _carrying(self, plan: JobPlan) -> list[OverTiers]:
+        key = (
+            plan.training.degrees, plan.placement, plan.collectives, plan.sharing, plan.routing_ratio,
+            plan.compression_ratio,
+        )  # fmt: skip
+        if key not in self._transports:
+            if len(self._transports) > _KEPT:
+                self._transports.clear()
+            self._transports[key] = transports(self.workload, plan)
+        return self._transports[key]
 
     def judge(self, plans: Sequence[JobPlan]) -> list[Judged]:
         """Replay plans; what cannot run is kept with the reason.

@@ -46,7 +46,7 @@ class Groups:
         unlike: Devices of one of each sort of them: those of a sort lie alike.
         sharing: By tier, how many of them at most pass the same of it.
         edges: By tier, how many neighbours in rings through all groups meet there.
-        pairs: By tier, how many ordered pairs of members of all groups meet there.
+        pairs: By tier, how many ordered pairs of members of all groups meet there; of expert parallel groups alone.
     """
 
     unlike: tuple[tuple[int, ...], ...]
@@ -133,12 +133,14 @@ def _groups(network: Network, grid: Int64s, varied: Sequence[Dimension]) -> Grou
     if members.shape[1] == 1:
         return Groups((), (), (), ())
     following = np.roll(members, -1, axis=1)
-    sharing = (_together(network, number, members, following) for number in range(1, len(network.tiers)))
+    # Of what a group's members have in order, one at most leaves each group of a tier on a ring.
+    pairs = members.reshape(1, -1), following.reshape(1, -1)
+    sharing = (int(_together(network, number, *pairs)[0]) for number in range(1, len(network.tiers)))
     return Groups(
         tuple(map(tuple, _unlike(network, members).tolist())),
         (1, *sharing),
         _meeting(network, members, following),
-        _pairs(network, members),
+        _pairs(network, members) if varied == ("ep",) else (),
     )
 
 
@@ -169,21 +171,21 @@ def _pairs(network: Network, members: Int64s) -> tuple[int, ...]:
     return tuple(more - fewer for fewer, more in pairwise((members.size, *within)))
 
 
-def _together(network: Network, number: int, src: Int64s, dst: Int64s) -> int:
-    """How many rows of pairs at most pass the same of a tier, each row counted once."""
+def _together(network: Network, number: int, src: Int64s, dst: Int64s) -> Int64s:
+    """Of pairs in rows, how many of a row at most pass the same of a tier; 1 where devices have it for themselves."""
     import numpy as np
 
-    inner = network.inner_size(number)
+    tier, inner = network.tiers[number], network.inner_size(number)
     one, other = src // inner, dst // inner
-    rows = np.broadcast_to(np.arange(len(src))[:, None], src.shape)
     crossing = one != other
-    if not crossing.any():
-        return 1
-    passed = one[crossing]
-    if network.tiers[number].shared_by == "pair":
-        passed = passed * (network.devices // inner + 1) + other[crossing]
-    ways = np.unique(passed * len(src) + rows[crossing])
-    return int(np.unique(ways // len(src), return_counts=True)[1].max())
+    if (tier.shared_by == "device" and tier.oversubscription == 1) or not crossing.any():
+        return np.ones(len(src), np.int64)
+    wide = network.devices // inner + 1
+    if tier.shared_by == "pair":
+        one, wide = one * wide + other, wide * wide
+    rows = np.arange(len(src))[:, None] * wide
+    counts = np.bincount((one + rows)[crossing], minlength=len(src) * wide).reshape(len(src), wide)
+    return np.maximum(counts.max(axis=1), 1)
 
 
 def _unlike(network: Network, members: Int64s) -> Int64s:
@@ -213,18 +215,25 @@ def _lines(network: Network, ranks: Int64s, of_one: int) -> tuple[PipelineLine, 
     tiers = range(1, len(network.tiers))
     crossed = _crossed(network, ranks, following)
 
-    def together(pairs: tuple[Int64s, Int64s]) -> tuple[int, ...]:
-        return 1, *(_together(network, number, *(each[:, None] for each in pairs)) for number in tiers)
+    def together(src: Int64s, dst: Int64s) -> list[tuple[int, ...]]:
+        counts = [np.ones(len(src), np.int64), *(_together(network, number, src, dst) for number in tiers)]
+        return list(map(tuple, np.stack(counts, axis=1).tolist()))
 
-    both = list(zip(ranks, following, strict=True))
-    shared = [
-        (together(pair), together((pair[0][:of_one], pair[1][:of_one])), _meeting(network, *pair)) for pair in both
-    ]
+    meeting = np.stack([(crossed == number).sum(axis=1) for number in range(len(network.tiers))], axis=1)
+    shared = list(
+        zip(
+            together(ranks, following),
+            together(ranks[:, :of_one], following[:, :of_one]),
+            map(tuple, meeting.tolist()),
+            strict=True,
+        )
+    )
     outer = ranks // network.inner_size(len(network.tiers) - 1)
     apart = network.tiers[-1].shared_by != "device" or network.tiers[-1].oversubscription > 1
     sorts = np.concatenate([crossed, outer - outer[:1] if apart else outer[:0]])
+    draw = np.random.default_rng(0).integers(1, 1 << 40, len(sorts))
     found = []
-    for column in np.sort(np.unique(sorts, axis=1, return_index=True)[1]).tolist():
+    for column in np.sort(np.unique(draw @ sorts, return_index=True)[1]).tolist():
         numbers = {place: number for number, place in enumerate(dict.fromkeys(outer[:, column].tolist()))}
         places = tuple(numbers[place] for place in outer[:, column].tolist()) if apart and len(numbers) > 1 else ()
         pairs = zip(ranks[:, column].tolist(), following[:, column].tolist(), strict=True)

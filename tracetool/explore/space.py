@@ -212,9 +212,10 @@ def schedules(*, compared: bool) -> tuple[str, ...]:
 
 @lru_cache(maxsize=64)
 def _rules(network: Network) -> Values:
-    """Orders of dimensions from device to device, tensor parallel first or last; and what is spread over all places."""
-    others = permutations(("cp", "ep", "dp", "pp"))
-    orders = [",".join(order) for inner in others for order in (("tp", *inner), (*inner, "tp"))]
+    """Orders of dimensions by the two outermost, tensor parallel first or last; and what is spread over all places."""
+    names = ("cp", "ep", "dp", "pp")
+    outward = [(*(name for name in names if name not in two), *two) for two in permutations(names, 2)]
+    orders = [",".join(("tp", *inner)) for inner in outward] + ["cp,ep,dp,pp,tp", "cp,ep,pp,dp,tp"]
     inner, outer = network.tiers[0].name, network.tiers[-1].name
     spread = [f"tp in {inner}, {name} across {outer}" for name in ("pp", "dp")] if inner != outer else []
     return (*orders, *spread)

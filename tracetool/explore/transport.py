@@ -64,9 +64,14 @@ def _resources(marks: Network, network: Network, whole: Network) -> list[Link]:
 
 
 @lru_cache(maxsize=16384)
-def _phases(network: Network, kind: Kind, algorithm: Algorithm, devices: tuple[int, ...]) -> tuple[Phase, ...]:
-    """What a collective does, on marked resources, the fullest of each sort alone."""
-    return tuple(phase.slimmed() for phase in pattern(network, kind, algorithm, devices).phases)
+def _phases(
+    network: Network, kind: Kind, algorithm: Algorithm, devices: tuple[int, ...]
+) -> tuple[Phase, ...] | ScenarioError:
+    """What a collective does, on marked resources, the fullest of each sort alone; or why it cannot."""
+    try:
+        return tuple(phase.slimmed() for phase in pattern(network, kind, algorithm, devices).phases)
+    except ScenarioError as error:
+        return error
 
 
 def _took_ns(
@@ -82,31 +87,26 @@ def _took_ns(
     Raises:
         ScenarioError: If the algorithm does not do that, or not with this group.
     """
-    if algorithm != "auto":
-        return sum(
-            phase.latency_ns
-            + max(
-                (
-                    links[load.link.bandwidth_bytes_per_s].busy_ns(
-                        load.carried_bytes(payload_bytes), float(load.messages)
-                    )
-                    for load in phase.loads
-                ),
-                default=0,
-            )
-            for phase in _phases(_marked(network), kind, algorithm, devices)
-        )
     took: list[int] = []
     fault: ScenarioError | None = None
-    for one in fitting(kind):
-        if one != "halving":
-            try:
-                took.append(_took_ns(network, kind, one, devices, links, payload_bytes))
-            except ScenarioError as error:
-                fault = fault or error
+    asked = (algorithm,) if algorithm != "auto" else tuple(one for one in fitting(kind) if one != "halving")
+    for one in asked:
+        phases = _phases(_marked(network), kind, one, devices)
+        if isinstance(phases, ScenarioError):
+            fault = fault or phases
+        else:
+            took.append(sum(phase.latency_ns + _busiest_ns(phase, links, payload_bytes) for phase in phases))
     if not took:
         raise fault or ScenarioError(f"nothing does {kind}")
     return min(took)
+
+
+def _busiest_ns(phase: Phase, links: Mapping[int, Link], payload_bytes: int) -> int:
+    busy = (
+        links[load.link.bandwidth_bytes_per_s].busy_ns(load.carried_bytes(payload_bytes), float(load.messages))
+        for load in phase.loads
+    )
+    return max(busy, default=0)
 
 
 @dataclass(frozen=True)

@@ -36,7 +36,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Literal, get_args
 
 from tracetool.errors import ScenarioError
-from tracetool.network.phases import ROUNDS, Flow, Load, Pattern, Phase, chain, merged, phase, ring, scaled
+from tracetool.network.phases import ROUNDS, Flow, Load, Pattern, Phase, chain, phase, ring, rings, scaled
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -166,8 +166,7 @@ def _round(network: Network, devices: Sequence[int]) -> list[Path]:
 
 def _hierarchical(network: Network, kind: Kind, devices: Sequence[int]) -> list[Phase]:
     """Rings at each tier that the group reaches over, with what the tiers inside have left; back again."""
-    found = []
-    left = Fraction(1)
+    joined = []
     for number, tier in enumerate(network.tiers):
         blocks: dict[int, dict[int, list[int]]] = defaultdict(lambda: defaultdict(list))
         for device in devices:
@@ -179,15 +178,13 @@ def _hierarchical(network: Network, kind: Kind, devices: Sequence[int]) -> list[
                 f"hierarchical {kind} needs as many ranks in each group that {tier.name} joins.",
                 hint="take ring, or place the group evenly",
             )
-        size = sizes.pop()
-        if size == 1:
-            continue
-        rings = [
-            ring(_round(network, across), 1)
-            for groups in blocks.values()
-            for across in zip(*groups.values(), strict=True)
-        ]
-        found.append(scaled(merged(rings), left))
+        if sizes != {1}:
+            joined.append((sizes.pop(), blocks))
+    found = []
+    left = Fraction(1)
+    for size, groups_of in joined:
+        across = [_round(network, each) for groups in groups_of.values() for each in zip(*groups.values(), strict=True)]
+        found.append(scaled(rings(across, 1), left))
         left /= size
     return {"allreduce": [*found, *reversed(found)], "reducescatter": found}.get(kind, found[::-1])
 

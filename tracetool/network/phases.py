@@ -142,10 +142,22 @@ def ring(edges: Sequence[Path], rounds: int) -> Phase:
         edges: From each rank to the next, the last one's to the first.
         rounds: How many times: 2 for an all-reduce, 1 for an all-gather or reduce-scatter.
     """
-    ranks = len(edges)
+    return rings([edges], rounds)
+
+
+def rings(all_edges: Sequence[Sequence[Path]], rounds: int) -> Phase:
+    """Parts go round several rings of equally many ranks at the same time, as in ``ring``.
+
+    Args:
+        all_edges: Of each ring, from each rank to the next, the last one's to the first.
+        rounds: How many times: 2 for an all-reduce, 1 for an all-gather or reduce-scatter.
+    """
+    ranks = len(all_edges[0])
     hops = rounds * (ranks - 1)
-    flows = ((edge, Fraction(hops, ranks), Fraction(hops)) for edge in edges)
-    return phase(flows, _longest_way([edge.latency_ns for edge in edges], hops))
+    passing = Counter(link for edges in all_edges for edge in edges for link in edge)
+    share = Fraction(hops, ranks)
+    loads = tuple(Load(link, ((share, count),), Fraction(hops * count)) for link, count in passing.items())
+    return Phase(loads, max(_longest_way([edge.latency_ns for edge in edges], hops) for edges in all_edges))
 
 
 def _longest_way(edges_ns: Sequence[int], hops: int) -> int:
@@ -173,19 +185,8 @@ def between_places(counts: Mapping[str, int], path_of: Callable[[str, str], Path
     return phase(flows, max((path.latency_ns for path, _ in pairs), default=0))
 
 
-def merged(phases: Sequence[Phase]) -> Phase:
-    """Phases that run at the same time."""
-    shares: dict[Link, Counter[Fraction]] = defaultdict(Counter)
-    messages: dict[Link, Fraction] = defaultdict(Fraction)
-    for one in phases:
-        for load in one.loads:
-            shares[load.link].update(dict(load.shares))
-            messages[load.link] += load.messages
-    loads = tuple(Load(link, tuple(of.items()), messages[link]) for link, of in shares.items())
-    return Phase(loads, max((one.latency_ns for one in phases), default=0))
-
-
 def scaled(one: Phase, share: Fraction) -> Phase:
     """The same with a share of its bytes."""
-    loads = (Load(each.link, tuple((part * share, n) for part, n in each.shares), each.messages) for each in one.loads)
+    parts = {part: part * share for load in one.loads for part, _ in load.shares}
+    loads = (Load(each.link, tuple((parts[part], n) for part, n in each.shares), each.messages) for each in one.loads)
     return Phase(tuple(loads), one.latency_ns)
