@@ -88,7 +88,8 @@ def overlap(
     from tracetool.overlap.prediction import compare
     from tracetool.overlap.recording import read_recordings
     from tracetool.reports import CallFacts
-    from tracetool.reports.checks import overlap as report
+    from tracetool.reports.checks.overlap import render_answer_text, render_comparison_text
+    from tracetool.reports.checks.overlap_json import render_answer_json, render_comparison_json
     from tracetool.reports.checks.validation import InputInfo
     from tracetool.units import parse_bandwidth_bytes_per_s
     from tracetool.version import __version__
@@ -105,9 +106,9 @@ def overlap(
             done = compare(recordings, file[0], progress)
         info = InputInfo(name=str(measured), digest=file[1])
         printed = (
-            report.render_comparison_json(done, names, info, facts)
+            render_comparison_json(done, names, info, facts)
             if as_json
-            else report.render_comparison_text(done, info, verbose=verbose)
+            else render_comparison_text(done, info, verbose=verbose)
         )
     else:
         with ProgressBar(quiet=quiet, doing="simulating", of="layers") as progress:
@@ -117,11 +118,7 @@ def overlap(
 
             write_file(output, render_layer(answer, drawn), force=force)
             say_written(output)
-        printed = (
-            report.render_answer_json(answer, names, facts)
-            if as_json
-            else report.render_answer_text(answer, verbose=verbose)
-        )
+        printed = render_answer_json(answer, names, facts) if as_json else render_answer_text(answer, verbose=verbose)
     print_result(printed.decode())
     if not as_json:
         next_step(f"tracetool overlap {shlex.join(names)} --json", quiet=quiet)

@@ -185,7 +185,8 @@ def _together(network: Network, number: int, src: Int64s, dst: Int64s) -> Int64s
         one, wide = one * wide + other, wide * wide
     rows = np.arange(len(src))[:, None] * wide
     counts = np.bincount((one + rows)[crossing], minlength=len(src) * wide).reshape(len(src), wide)
-    return np.maximum(counts.max(axis=1), 1)
+    most: Int64s = np.maximum(counts.max(axis=1), 1)
+    return most
 
 
 def _unlike(network: Network, members: Int64s) -> Int64s:

@@ -20,7 +20,7 @@ from tracetool.network.file import NetworkFile
 from tracetool.overlap.measured import MeasuredVariants
 from tracetool.reports.advice.json import AdviceInfo
 from tracetool.reports.answer.json import WrittenInfo
-from tracetool.reports.checks.overlap import OverlapComparisonInfo, OverlapInfo
+from tracetool.reports.checks.overlap_json import OverlapComparisonInfo, OverlapInfo
 from tracetool.reports.checks.stragglers import StragglersInfo
 from tracetool.reports.checks.trends import TrendsInfo
 from tracetool.reports.checks.validation import ValidationInfo

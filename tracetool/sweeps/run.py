@@ -28,7 +28,8 @@ from tracetool.whatif.best import UNPROVEN_MARK, UNPROVEN_TEXT, default_schedule
 from tracetool.whatif.decision import today_of
 from tracetool.whatif.depth import shortest_cycle_ns
 from tracetool.whatif.layers import layers_error
-from tracetool.whatif.remarks import collective_notes, distrust, host_notes, is_like_the_recordings, slowdown_notes
+from tracetool.whatif.own_error import distrust, is_like_the_recordings
+from tracetool.whatif.remarks import collective_notes, host_notes, slowdown_notes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Sequence

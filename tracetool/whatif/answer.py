@@ -21,16 +21,14 @@ from tracetool.whatif.depth import choose_warm_ups
 from tracetool.whatif.job import evaluate_joined, pipeline_notes, refuse_of_one, slowest_found
 from tracetool.whatif.layers import gain_note, layers_error
 from tracetool.whatif.memory_limit import all_fit, find_shortage
+from tracetool.whatif.own_error import distrust, is_like_the_recordings, own_miss
 from tracetool.whatif.remarks import (
     ResultRemarks,
     derived_remarks,
-    distrust,
     host_notes,
-    is_like_the_recordings,
     memory_remarks,
     notes_of,
     overlap_remarks,
-    own_miss,
 )
 from tracetool.whatif.results import Answer, Fidelity, Refused, Result, step_change, step_change_error
 from tracetool.whatif.variation import predict_each_step, spread

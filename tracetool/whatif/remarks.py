@@ -6,9 +6,8 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, NamedTuple, overload
+from typing import TYPE_CHECKING, overload
 
-from tracetool.causes import profiler_ns
 from tracetool.costs.borrowed import layers_of_stages
 from tracetool.costs.measured import WEIGHT_SUMS_RATIO
 from tracetool.costs.over_links import crossing_uses, over_links, pipelines_joined, places_of
@@ -16,8 +15,7 @@ from tracetool.costs.recut import ends_of
 from tracetool.errors import Option, ScenarioError
 from tracetool.model.action import ActionKind
 from tracetool.model.notice import Notice, NoticeCode, Notices, SubjectKind
-from tracetool.model.pipeline import BY_EDGE, P2P_MODES
-from tracetool.model.timeline import Metrics, measure
+from tracetool.model.pipeline import P2P_MODES
 from tracetool.reconstruction.closeup.slowdown import gap_shares, notes_on_gaps
 from tracetool.replays.evaluation import evaluate
 from tracetool.schedules import tuning_of
@@ -31,6 +29,7 @@ if TYPE_CHECKING:
     from tracetool.model.pipeline import P2PMode, Pipeline, StageProfile
     from tracetool.model.scenario import Scenario
     from tracetool.model.schedule import Schedule
+    from tracetool.model.timeline import Metrics
     from tracetool.reconstruction import Reconstruction
     from tracetool.replays import Replayed
     from tracetool.whatif.results import Result
@@ -216,50 +215,6 @@ def slowdown_notes(pipeline: Pipeline, *, interference: bool) -> list[Notice]:
     return [Notice(NoticeCode.LOAD_SLOWS, text)] if any(rank.load is not None for rank in pipeline.ranks) else []
 
 
-class Miss(NamedTuple):
-    """The observed order replayed at the measured costs, beside what was observed.
-
-    Attributes:
-        observed: Metrics of the observed Timeline.
-        replayed: The same of the replay.
-        profiler_ns: How much of the observed step the profiler's own work held up; replay leaves it out.
-    """
-
-    observed: Metrics
-    replayed: Metrics
-    profiler_ns: int
-
-    @property
-    def error_ratio(self) -> float:
-        """By how much replay misses the window or the step, whichever it misses more."""
-        pairs = (
-            (self.replayed.window_ns, self.observed.window_ns),
-            (self.replayed.step_ns, self.observed.step_ns),
-        )
-        return max(abs(back / (seen - self.profiler_ns) - 1) for back, seen in pairs)
-
-
-def own_miss(found: Reconstruction) -> Miss:
-    """Replay the observed order as measured."""
-    pipeline = found.pipeline
-    back = evaluate(pipeline.as_recorded().with_other_pipelines(), pipeline.observed).metrics
-    held_ns = profiler_ns(found.observed, blocking=pipeline.p2p == "grouped", by_edge=pipeline.p2p in BY_EDGE)
-    return Miss(measure(found.observed), back, held_ns)
-
-
-def distrust(own_error: float) -> list[Notice]:
-    """A warning where replay misses the recording itself."""
-    if own_error <= 0.05:
-        return []
-    return [
-        Notice(
-            NoticeCode.FIDELITY,
-            f"replay misses its own recording by {own_error:.1%}: do not trust its predictions before the cause is "
-            "known",
-        )
-    ]
-
-
 def _beyond_allocations(pipeline: Pipeline) -> list[Notice]:
     """What the HBM limit is compared with."""
     known = [r.overhead_bytes for r in pipeline.memory_source.ranks if r.overhead_bytes is not None]
@@ -384,16 +339,6 @@ def collective_notes(pipeline: Pipeline, scenario: Scenario, *, joined: bool = F
 
 def _kinds(kinds: set[tuple[str, int]]) -> str:
     return ", ".join(f"{operation}s over {ranks} ranks" for operation, ranks in sorted(kinds))
-
-
-def is_like_the_recordings(found: Reconstruction) -> bool:
-    """Whether device and setting are those that errors were seen on: four H100, pipeline parallel alone."""
-    ranks = found.pipeline.ranks
-    return (
-        len(ranks) == 4
-        and all(rank.load is not None and rank.load.device == "H100" for rank in ranks)
-        and not any(c.tp or c.cp or c.ep for c in found.coordinates)
-    )
 
 
 def host_notes(found: Reconstruction) -> list[Notice]:

@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING
 from tracetool.errors import Option
 from tracetool.model.schedule import OBSERVED
 from tracetool.reports.advice import offer_rows, sentences, step_text
+from tracetool.reports.advice.tables import gains_table, plans_table, sizes_table
+from tracetool.reports.answer.notes import first_notes
 from tracetool.reports.answer.text import (
     Note,
-    aligned,
     columns_table,
     columns_with_room,
     first_fitting,
@@ -18,14 +19,12 @@ from tracetool.reports.answer.text import (
     wrap,
     wrapped,
 )
-from tracetool.reports.answer.verdict import first_notes, gives_no_steps
+from tracetool.reports.answer.verdict import gives_no_steps
 from tracetool.units import format_duration, format_size
 from tracetool.whatif.accuracy import format_error
 from tracetool.whatif.best import (
     UNPROVEN_MARK,
     UNPROVEN_TEXT,
-    depth_label,
-    error_text,
     nothing_fits,
     recorded_test,
     unchecked,
@@ -40,13 +39,10 @@ if TYPE_CHECKING:
 
     from tracetool.advice import Advice, Decided
     from tracetool.advice.cotune import CoTuning
-    from tracetool.advice.plans import Gain, Plan
-    from tracetool.model.scenario import Scenario
-    from tracetool.model.timeline import Metrics
+    from tracetool.advice.plans import Plan
     from tracetool.reports import RunFacts
     from tracetool.whatif.decision import Decision
 
-_FITS = {True: "yes", False: "NO", None: "unknown"}
 _MOST_NAMED = 4
 _INDENT = " " * 12
 """Where the text of a headline begins."""
@@ -79,7 +75,7 @@ def render_text(
         return ("\n".join([*lines, *notes]) + "\n").encode()
     lines += [*sentences(decided.decision), "", *_offers_table(decided.decision, width), ""]
     if tuning is not None:
-        lines += [*_sizes_table(tuning, advice.scenario, len(tuning.candidates), width), ""]
+        lines += [*sizes_table(tuning, advice.scenario, len(tuning.candidates), width), ""]
     for number, one in enumerate(decided.advice):
         lines += [*_in_full(one, facts, width), *_layers(decided, number, width)]
     lines += map(Note, (*_notes(decided.advice), *answer.notes))
@@ -97,13 +93,13 @@ def _screens(decided: Decided, tuning: CoTuning | None, width: int) -> Iterator[
     if tuning is not None:
         sizes = range(len(tuning.candidates), min(_FEWEST_SIZES, len(tuning.candidates)) - 1, -1)
         for head, most in ((head, most) for head in ([*said[every], *offers], said[every]) for most in sizes):
-            yield [*head, *wrapped(_sizes_table(tuning, advice.scenario, most, width), width), ""]
+            yield [*head, *wrapped(sizes_table(tuning, advice.scenario, most, width), width), ""]
         return
     near = [part for line in _near(advice) for part in wrap(line, width, _INDENT)] + _layers(decided, 0, width)
     resources = dict.fromkeys(gain.more.resource for gain in advice.gains) if len(decided.advice) == 1 else ()
     gains = [gain for gain in map(advice.gain_of, resources) if gain is not None and gain.gain_ratio >= RELEVANT_RATIO]
     for count in range(len(gains), 0, -1):
-        yield [*said[every], *offers, *near, *_gains_table(gains[:count], advice.best)]
+        yield [*said[every], *offers, *near, *gains_table(gains[:count], advice.best)]
     for below in (near, []):
         for most in range(every, min(every, len(decision.offers) + 1) - 1, -1):
             yield [*said[most], *offers, *below]
@@ -134,9 +130,9 @@ def _in_full(advice: Advice, facts: RunFacts, width: int) -> list[str]:
     lines = [*title(answer, facts), ""]
     lines += [*(part for line in _headlines(advice) for part in wrap(line, width, _INDENT)), ""]
     if advice.gains:
-        lines += [*_gains_table(advice.gains, advice.best), ""]
+        lines += [*gains_table(advice.gains, advice.best), ""]
     lines += [f"  {more}: cannot be told: {reason}" for more, reason in advice.missing]
-    lines += [*_plans_table(advice.asked.plans, advice.scenario), ""]
+    lines += [*plans_table(advice.asked.plans, advice.scenario), ""]
     return [*lines, *(f"  {r.schedule}: not replayed: {r.reason}" for r in advice.asked.refused)]
 
 
@@ -276,107 +272,7 @@ def _nearest(advice: Advice) -> list[str]:
     ]
 
 
-def _gains_table(gains: Sequence[Gain], best: Plan | None) -> list[str]:
-    """Gains; of steps with other microbatches the time of as many as the best has."""
-    now = None if best is None else best.result.microbatches
-    rows: list[tuple[str, ...]] = []
-    others: dict[int, None] = {}
-    width = terminal_width()
-    for gain in gains:
-        plan = gain.plan
-        many = plan.result.microbatches
-        differs = now is not None and many != now
-        others |= {many: None} if differs else {}
-        rows.append(
-            (
-                gain.more.text,
-                format_duration(plan.step_ns * (now or many) / many) + ("*" if differs else " "),
-                f"{gain.gained_ns / 1e6:.1f} ms" if gain.gained_ns > 0 else "no gain",
-                f"{gain.gain_ratio:.1%}" if gain.gained_ns > 0 else "",
-                "" if best is not None and plan.label == best.label else plan.label,
-            )
-        )
-    if not others:
-        rows = [(name, step.rstrip(), *rest) for name, step, *rest in rows]
-    heads = ("one more unit", "step", "gain", "of best", "with" if any(label for *_, label in rows) else "")
-    columns = dict(zip(heads, zip(*rows, strict=True), strict=True))
-    marks = [f"  *: of every {now} microbatches, with {' or '.join(map(str, others))} in a step"] if others else []
-    return [*columns_table(columns_with_room(columns, (), ("of best",), width), width), *marks]
-
-
-def _plans_table(plans: Sequence[Plan], scenario: Scenario) -> list[str]:
-    rows: list[tuple[str, ...]] = [("tried", "transfers", "step", "±", "needs", "fits", "rests on")]
-    rows += [
-        (
-            plan.label,
-            plan.result.p2p,
-            format_duration(plan.step_ns),
-            error_text(plan),
-            "unknown" if plan.needed_bytes is None else format_size(plan.needed_bytes),
-            _fits(plan.result.metrics, scenario, feasible=plan.result.feasible),
-            plan.evidence,
-        )
-        for plan in sorted(plans, key=lambda p: p.step_ns)
-    ]
-    return _table(rows)
-
-
-def _fits(metrics: Metrics, scenario: Scenario, *, feasible: bool | None) -> str:
-    return "maybe" if feasible and is_near_the_limit(metrics, scenario) else _FITS[feasible]
-
-
-def _table(rows: Sequence[tuple[str, ...]]) -> list[str]:
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    return [aligned(row, widths) for row in rows]
-
-
 _FEWEST_SIZES = 2
-
-
-def _sizes_table(tuning: CoTuning, scenario: Scenario, most: int, width: int) -> list[str]:
-    """Sizes of a microbatch, the best first, the recorded ones among them; columns without room are left out."""
-    limited = scenario.hbm_bytes is not None
-    rows: list[tuple[str, ...]] = [("mbs × seq", "m", "depth", "step", "per token", "needs", "fits", "costs")]
-    shown = tuning.candidates[:most]
-    if tuning.measured not in shown:
-        shown = (*shown[:-1], tuning.measured)
-    for found in shown:
-        needed = [size for size in found.metrics.needed_hbm_bytes if size is not None]
-        rows.append(
-            (
-                f"{found.batch.sequences} × {found.batch.length}",
-                str(found.microbatches),
-                depth_label(found.extra_forwards),
-                format_duration(found.metrics.step_ns),
-                format_duration(found.metrics.step_ns / tuning.tokens),
-                format_size(max(needed)) if len(needed) == len(found.metrics.needed_hbm_bytes) else "unknown",
-                _fits(found.metrics, scenario, feasible=found.feasible),
-                "extrapolated" if found.extrapolated else "measured",
-            )
-        )
-    columns = [i for i in range(len(rows[0])) if limited or rows[0][i] != "fits"]
-    for head in ("per token", "depth", "needs"):
-        if sum(2 + max(len(row[i]) for row in rows) for i in columns) > width:
-            columns = [i for i in columns if rows[0][i] != head]
-    title = f"{tuning.schedule} at {tuning.tokens:,} tokens per step, h {tuning.hidden}: {_sizes_verdict(tuning)}"
-    return [f"  {title}", "", *_table([tuple(row[i] for i in columns) for row in rows])]
-
-
-def _sizes_verdict(tuning: CoTuning) -> str:
-    best, measured = tuning.candidates[0], tuning.measured
-    if best.feasible is False:
-        return "no sizes fit"
-    if best is measured:
-        return "the recorded sizes are best"
-    sizes = f"mbs {best.batch.sequences}, seq {best.batch.length}"
-    error = tuning.error_ratio
-    sure = "extrapolated, error unknown" if error is None else f"extrapolated, ±{error:.0%}"
-    if measured.feasible is False:
-        return f"{sizes} is best of those that fit ({sure})"
-    change = best.metrics.step_ns / measured.metrics.step_ns - 1
-    if error is not None and abs(change) <= error:
-        return f"{sizes} would be {change:+.1%}, within the error ({sure}): the recorded sizes are as good"
-    return f"{sizes} is best: {change:+.1%} against the recorded sizes ({sure})"
 
 
 def _notes(offers: Sequence[Advice]) -> list[str]:

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 from tracetool.errors import Option
 from tracetool.model.notice import NoticeCode
 from tracetool.model.schedule import OBSERVED
+from tracetool.reports.answer.notes import MOST_NOTES, first_notes
 from tracetool.reports.answer.text import (
-    Note,
     compared_results,
     is_baseline,
     lines_left,
@@ -30,7 +30,6 @@ from tracetool.whatif.wording import sharing_lines, way_text
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from tracetool.model.notice import Notice
     from tracetool.whatif.results import Answer, Result
 
 _NAMED = 3
@@ -63,42 +62,6 @@ class Verdict:
     points: tuple[str, ...]
 
 
-_FIRST = (
-    NoticeCode.FIDELITY, NoticeCode.LAYERS_GAIN, NoticeCode.HBM_UNCHECKED, NoticeCode.HOST_BOUND,
-    NoticeCode.COLLECTIVES_KEPT, NoticeCode.LINKS_SHARED, NoticeCode.RANKS_COPIED, NoticeCode.PIPELINES_JOINED,
-    NoticeCode.PIPELINES_ALIKE, NoticeCode.NAME_MEANT,
-)  # fmt: skip
-_MOST_NOTES = 2
-
-
-def first_notes(
-    notes: Sequence[Notice],
-    width: int | None = None,
-    above: Sequence[str] = (),
-    after: str | None = None,
-    *,
-    others: int = 0,
-) -> list[str]:
-    """The notes of which an answer hangs most as lines, and how many more there are: two, and no more than fit.
-
-    Args:
-        notes: All of them.
-        width: Columns; by default the terminal's.
-        above: The lines of the answer that they stand below.
-        after: What to run next, where that is known.
-        others: How many more there are that are not among the notes.
-    """
-    shown = sorted((note for note in notes if note.code in _FIRST), key=lambda note: _FIRST.index(note.code))
-    for count in range(min(_MOST_NOTES, len(shown)), -1, -1):
-        rest = len(notes) + others - count
-        told = wrapped(
-            [*map(Note, shown[:count]), f"{format_count(rest, 'note')} more, and everything tried: -v"], width
-        )
-        if not count or len(told) + 1 <= lines_left(above, width, after):
-            return told
-    return []
-
-
 _NO_STEPS_RATIO = 0.2
 """A replay that misses its own recording by more gives no step times, only orders and messages."""
 
@@ -123,7 +86,7 @@ def screen(answer: Answer) -> bytes:
         *([f"{format_size(hbm)} of HBM"] if hbm is not None else []),
         *([] if len({r.p2p for r in compared_results(answer)}) > 1 else [f"{answer.pipeline.p2p} transfers"]),
     ]
-    refused = [f"  {one.schedule}: {one.reason}" for one in answer.refused[:_MOST_NOTES]]
+    refused = [f"  {one.schedule}: {one.reason}" for one in answer.refused[:MOST_NOTES]]
     lines = [*(f"warning: {text}" for text in answer.warnings), f"{found.headline}.", f"  {', '.join(asked)}"]
     setting = found.best.slowest
     lines += [] if setting is None else [f"  {setting_text(setting)}"]
@@ -139,7 +102,7 @@ def _orders(answer: Answer, width: int) -> bytes:
         "are as they would be.",
         *(f"warning: {notice}" for notice in answer.warnings if notice.code != NoticeCode.FIDELITY),
     ]
-    for result in compared_results(answer)[:_MOST_NOTES]:
+    for result in compared_results(answer)[:MOST_NOTES]:
         sent = Counter((move.src_rank, move.dst_rank) for move in result.timeline.transfers)
         moves = ", ".join(f"{src}→{dst} {format_count(count, 'message')}" for (src, dst), count in sorted(sent.items()))
         lines += ["", f"{named(result)}, {result.p2p} transfers: {moves or 'no messages'}"]

@@ -1,0 +1,51 @@
+"""Which notes stand on the first screen."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from tracetool.model.notice import NoticeCode
+from tracetool.reports.answer.text import Note, lines_left, wrapped
+from tracetool.units import format_count
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from tracetool.model.notice import Notice
+
+_FIRST = (
+    NoticeCode.FIDELITY, NoticeCode.LAYERS_GAIN, NoticeCode.HBM_UNCHECKED, NoticeCode.HOST_BOUND,
+    NoticeCode.COLLECTIVES_KEPT, NoticeCode.LINKS_SHARED, NoticeCode.RANKS_COPIED, NoticeCode.PIPELINES_JOINED,
+    NoticeCode.PIPELINES_ALIKE, NoticeCode.NAME_MEANT,
+)  # fmt: skip
+
+
+MOST_NOTES = 2
+
+
+def first_notes(
+    notes: Sequence[Notice],
+    width: int | None = None,
+    above: Sequence[str] = (),
+    after: str | None = None,
+    *,
+    others: int = 0,
+) -> list[str]:
+    """The notes of which an answer hangs most as lines, and how many more there are: two, and no more than fit.
+
+    Args:
+        notes: All of them.
+        width: Columns; by default the terminal's.
+        above: The lines of the answer that they stand below.
+        after: What to run next, where that is known.
+        others: How many more there are that are not among the notes.
+    """
+    shown = sorted((note for note in notes if note.code in _FIRST), key=lambda note: _FIRST.index(note.code))
+    for count in range(min(MOST_NOTES, len(shown)), -1, -1):
+        rest = len(notes) + others - count
+        told = wrapped(
+            [*map(Note, shown[:count]), f"{format_count(rest, 'note')} more, and everything tried: -v"], width
+        )
+        if not count or len(told) + 1 <= lines_left(above, width, after):
+            return told
+    return []
