@@ -9,6 +9,7 @@ instead: both ends of every message must come out as neighbours of the same micr
 from __future__ import annotations
 
 import itertools
+from bisect import bisect_right
 from collections import Counter, defaultdict, deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
@@ -97,9 +98,11 @@ def _makers(
         at = 0
         fresh: list[Piece] = []
         posts = deque(trail.posts)
+        latest = list(itertools.accumulate((piece.issue_ns for piece in trail.pieces), max))
         while posts:
             batch = [posts.popleft()]
-            following = next((p.issue_ns for p in trail.pieces if p.issue_ns > batch[0].posted_ns), None)
+            later = bisect_right(latest, batch[0].posted_ns)
+            following = latest[later] if later < len(latest) else None
             while posts and (following is None or posts[0].posted_ns < following):
                 batch.append(posts.popleft())
             while at < len(trail.pieces) and trail.pieces[at].issue_ns <= batch[0].posted_ns:

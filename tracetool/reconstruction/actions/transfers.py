@@ -75,7 +75,8 @@ def messages_of_step(survey: Survey, group: PipelineGroup, step: Step) -> StepMe
         if (m.send.rank, m.send.position) in inside and (m.recv.rank, m.recv.position) in inside
     )
     met = {(op.rank, op.position) for m in messages for op in m}
-    alone = Counter((op.rank, op.peer, op.is_send) for ops in posts.values() for op in ops if inside - met)
+    every = [op for ops in posts.values() for op in ops] if inside - met else []
+    alone = Counter((op.rank, op.peer, op.is_send) for op in every)
     sizes: dict[tuple[int, int, bool], set[int]] = defaultdict(set)
     for op in (op for ops in posts.values() for op in ops):
         sizes[op.rank, op.peer, op.is_send] |= set() if op.payload_bytes is None else {op.payload_bytes}
