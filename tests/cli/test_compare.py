@@ -294,3 +294,11 @@ def test_a_shorter_step_outweighs_what_it_is_made_of(
     assert verdict(found, "compute_ns") == "regressed"
     assert found["failures"] == (["regressed: compute_ns"] if code else [])
     assert as_json(capsys, 1, base, new, "--fail-on", "compute_ns>+2%")["failures"]
+
+
+def test_a_limit_that_is_exceeded_is_not_hinted_away(capsys: pytest.CaptureFixture[str], base: Path) -> None:
+    """--accept takes other results of the same traces; these are the same, and too long."""
+    _, err = said(capsys, 1, base, base, "--fail-on", "step_ns>1ms")
+    assert "step_ns>1ms exceeded" in err
+    assert "--accept" not in err
+    said(capsys, 1, base, base, "--fail-on", "step_ns>1ms", "--accept")

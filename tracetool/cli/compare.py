@@ -200,7 +200,7 @@ def _close(done: Comparison) -> None:
         click.echo(f"informational: {told}", err=True)
         return
     hint = None
-    if done.gate == "tool":
+    if done.gate == "tool" and (done.drifted or done.figures) and not done.accepted:
         hint = "--accept if the tool has changed on purpose"
     elif done.apart:
         hint = "compare with a baseline of the same replay and work, or --allow-inconclusive"
