@@ -12,7 +12,7 @@ from tracetool.explore.search import EXHAUSTIVE, RIVAL_RATIO, PlanSearch
 from tracetool.explore.space import DEGREES, schedules
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator, Mapping, Sequence
 
     from tracetool.explore.judge import Judged
     from tracetool.explore.plan import JobPlan, Workload
@@ -33,6 +33,7 @@ _OFF = 0.2
 """By how much each figure is taken to be off, either way."""
 _BUDGETS = 8
 _LESS_MEMORY = 0.85
+_NEAREST = 3
 _RECHECKED = 100
 """So many of the fastest plans are judged anew where a figure is off."""
 
@@ -49,6 +50,20 @@ class Alternative(NamedTuple):
     name: str
     judged: Judged | None
     reason: str = ""
+
+
+class Deciding(NamedTuple):
+    """A rival, and the figure whose measurement would tell whether it is the faster one.
+
+    Attributes:
+        judged: The rival.
+        figure: The figure which, off by a fifth, puts the rival ahead; empty if none does: then a few steps of both.
+        devices: So many are needed to measure it.
+    """
+
+    judged: Judged
+    figure: str
+    devices: int
 
 
 class Turned(NamedTuple):
@@ -79,6 +94,7 @@ class Exploration:
         one_by_one: All of them, one after another, each kept.
         baselines: What other ways of choosing reach.
         rivals: Plans that are unlike the best one, and within the error of it.
+        deciding: For the nearest of them, the cheapest measurement that would decide.
         unproven: The best of schedules that were never compared with a recorded step.
         front: The fastest plan, and the fastest ones within less and less memory.
         turned: Figures that would change the answer.
@@ -93,6 +109,7 @@ class Exploration:
     baselines: tuple[Alternative, ...]
     unproven: Alternative
     rivals: tuple[Judged, ...]
+    deciding: tuple[Deciding, ...]
     front: tuple[Judged, ...]
     turned: tuple[Turned, ...]
     error_ratio: float | None = None
@@ -153,6 +170,7 @@ def explore(
     found = whole.run(ends=ends, exhaustive=EXHAUSTIVE, rival_ratio=margin, progress=progress)
     (base,) = judge.judge([space.base])
     best = found.best
+    rivals = () if best is None else tuple(_rivals(found, best, margin))
     others = replace(space, given={**space.given, "schedule": schedules(compared=False)})
     return Exploration(
         space=space,
@@ -162,7 +180,8 @@ def explore(
         one_by_one=_one_by_one(space, base, judge),
         baselines=tuple(_baselines(space, judge, compared or {})),
         unproven=_alternative("unproven schedules", others, judge, ends),
-        rivals=() if best is None else tuple(_rivals(found, best, margin)),
+        rivals=rivals,
+        deciding=() if best is None else tuple(_deciding(space.workload, best, rivals[:_NEAREST])),
         front=() if best is None else tuple(_front(whole, best, ends)),
         turned=() if best is None else tuple(_turned(space.workload, found)),
         error_ratio=error_ratio,
@@ -194,17 +213,15 @@ def _baselines(space: Space, judge: Judge, compared: Mapping[str, JobPlan]) -> I
         (judged,) = judge.judge([plan])
         yield Alternative(name, judged if judged.runs else None, judged.refusal)
     scheduled = space.only(*CHOICES["schedule"])
-    yield _alternative("schedule only (as CrossPipe)", scheduled, judge)
-    yield _alternative(
-        "placement only (as Sailor)", space.only(*DEGREES, "placement", "microbatch", "recompute"), judge
-    )
+    yield _alternative("schedule only (CrossPipe)", scheduled, judge)
+    yield _alternative("placement only (Sailor)", space.only(*DEGREES, "placement", "microbatch", "recompute"), judge)
     outer = space.workload.choice.network.tiers[-1].name
     turns = space.only(*DEGREES, "microbatch")
     turns = replace(
         turns,
         given={**turns.given, "placement": (f"pp across {outer}",), "schedule": ("1f1b",), "sharing": ("temporal",)},
     )
-    yield _alternative("stages over the link, in turns (as Atlas)", turns, judge)
+    yield _alternative("stages in turns (Atlas)", turns, judge)
 
 
 def _rivals(found: Found, best: Judged, margin: float) -> Iterator[Judged]:
@@ -249,6 +266,21 @@ def figures_off(workload: Workload) -> Iterator[tuple[str, float, Workload]]:
         if device.hbm_bandwidth_bytes_per_s:
             moved = replace(device, hbm_bandwidth_bytes_per_s=round(device.hbm_bandwidth_bytes_per_s * (1 + change)))
             yield f"{device.name} memory bandwidth", change, replace(workload, device=moved)
+
+
+def _deciding(workload: Workload, best: Judged, rivals: Sequence[Judged]) -> Iterator[Deciding]:
+    """Figures of one device are measured on one, those of a tier between two, and a plan on all that it has."""
+    plans = [best.plan, *(rival.plan for rival in rivals)]
+    turning: dict[int, Deciding] = {}
+    for figure, _, other in figures_off(workload):
+        mine, *theirs = Judge(other).judge(plans)
+        devices = 1 if figure.startswith(workload.device.name) else 2
+        for number, (rival, then) in enumerate(zip(rivals, theirs, strict=True)):
+            ahead = then.runs and mine.runs and then.step_ns < mine.step_ns
+            if ahead and (number not in turning or devices < turning[number].devices):
+                turning[number] = Deciding(rival, figure, devices)
+    for number, rival in enumerate(rivals):
+        yield turning.get(number, Deciding(rival, "", rival.plan.training.devices))
 
 
 def _turned(workload: Workload, found: Found) -> Iterator[Turned]:

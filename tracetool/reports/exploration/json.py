@@ -95,6 +95,14 @@ class LaunchInfo(msgspec.Struct, kw_only=True):
     unsaid: Annotated[list[str], doc("What of the plan it cannot be told, or does otherwise.")]
 
 
+class DecidingInfo(msgspec.Struct, kw_only=True):
+    """The cheapest measurement that tells whether a rival is faster than the best plan."""
+
+    plan: Annotated[str, doc("The rival in one line.")]
+    figure: Annotated[str | None, doc("The figure to measure; null: a few steps of both plans.")]
+    devices: Annotated[int, doc("Devices that it takes.")]
+
+
 class ExplorationInfo(Head, kw_only=True):
     """Result of tracetool explore."""
 
@@ -116,6 +124,7 @@ class ExplorationInfo(Head, kw_only=True):
     baselines: Annotated[list[AlternativeInfo], doc("Other plans, and other ways of choosing.")]
     unproven: Annotated[AlternativeInfo, doc("The best of schedules that were never compared with a recorded step.")]
     rivals: Annotated[list[JudgedInfo], doc("Plans unlike the best one and within its error.")]
+    deciding: Annotated[list[DecidingInfo], doc("For the nearest rivals, what to measure to decide.")]
     front: Annotated[list[JudgedInfo], doc("The fastest plan for each budget of memory, the fastest first.")]
     turned: Annotated[list[TurnedInfo], doc("Figures that would change the answer.")]
     failures: Annotated[FailuresInfo | None, doc("What failures of the fleet do; null if none was asked for.")]
@@ -165,6 +174,10 @@ def exploration_info(done: Exploration, facts: ExplorationFacts, failures: Failu
         baselines=[_alternative(done, one) for one in done.baselines],
         unproven=_alternative(done, done.unproven),
         rivals=[_plan(done, one) for one in done.rivals],
+        deciding=[
+            DecidingInfo(plan=each.judged.plan.text, figure=each.figure or None, devices=each.devices)
+            for each in done.deciding
+        ],
         front=[_plan(done, one) for one in done.front],
         turned=[as_struct(TurnedInfo, each, best=_plan(done, each.judged)) for each in done.turned],
         failures=None if failures is None else _failures(done, failures),

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from tracetool.explore.judge import Judged
     from tracetool.explore.plan import JobPlan
 
-_MOST = 3
+_MOST = 2
 
 
 def render_text(done: Exploration, failures: Failures | None = None, *, verbose: bool = False) -> bytes:
@@ -86,39 +86,37 @@ def headline(done: Exploration, best: Judged) -> str:
 def details(done: Exploration, best: Judged) -> list[str]:
     """Where it runs and how, what it holds and what it moves."""
     plan, how = best.plan, best.plan.training
-    names = [tier.name for tier in done.space.workload.choice.network.tiers]
-    moved = ", ".join(
-        f"{name} {format_size(size)}"
-        for name, size in zip(names, tier_bytes(done.space.workload, plan), strict=True)
-        if size
-    )
-    beside = " beside the last backward" if how.overlap_reduction else ""
-    gradients = (
-        f"gradients reduced by {plan.collectives}{beside}" if how.data * how.context > 1 else "no gradients to sum"
-    )
+    outer = done.space.workload.choice.network.tiers[-1].name
+    crossing = tier_bytes(done.space.workload, plan)[-1]
+    gradients = "no gradients to sum"
+    if how.data * how.context > 1:
+        gradients = f"gradients reduced by {plan.collectives}"
+        gradients += " beside the last backward" if how.overlap_reduction else ""
     turns = ", pipelines take turns on the link" if plan.sharing == "temporal" else ""
     return [
         f"  placed {plan.seats_rule}; {how.microbatches} microbatches of {how.batch}, recompute {how.recompute}, "
         f"{plan.p2p_text} transfers, {gradients}{turns}",
         f"  {format_size(best.peak_hbm_bytes)} of HBM on the fullest of {format_count(how.devices, 'device')}; "
-        f"bytes a step over {moved or 'no tier'}",
+        f"{format_size(crossing)} over {outer} a step",
     ]
 
 
 def choice_rows(done: Exploration) -> list[tuple[str, ...]]:
-    """Each choice alone, one by one, and all together: step, both speed-ups, and what is chosen."""
-    rows = [_row(done, one) for one in (*done.alone, done.one_by_one)]
+    """Choices that gain something alone, and all of them: step, both speed-ups, and what is chosen."""
+    rows = [_row(done, one) for one in (*done.alone, done.one_by_one) if not _is_idle(done, one)]
     best = done.best
     if best is not None:
         rows.append((*_row_of(done, "all together", best), ""))
     return rows
 
 
+def _is_idle(done: Exploration, one: Alternative) -> bool:
+    return one.judged is not None and done.base.runs and one.judged.step_ns >= done.base.step_ns
+
+
 def _row(done: Exploration, one: Alternative) -> tuple[str, ...]:
     if one.judged is None:
         return one.name, "-", "", "", one.reason[:30]
-    if done.base.runs and one.judged.step_ns >= done.base.step_ns:
-        return (*_row_of(done, one.name, one.judged), "as declared")
     return (*_row_of(done, one.name, one.judged), _short(one.name, one.judged))
 
 
@@ -146,26 +144,20 @@ def _short(name: str, judged: Judged) -> str:
 def other_lines(done: Exploration, best: Judged, *, verbose: bool) -> list[str]:
     """What only the joint choice gives, other ways of choosing, rivals, and figures that would turn the answer."""
     lines = []
+    idle = [one.name for one in done.alone if _is_idle(done, one)]
+    if idle:
+        lines.append(f"  {', '.join(idle)}: alone nothing beats the declared")
     joint = done.one_by_one.judged
     if joint is not None and done.base.runs:
         more = joint.step_ns / best.step_ns - 1
-        lines.append(
-            f"  only the joint choice gives {more:.1%} more than choosing one by one"
-            if more > 0
-            else "  chosen one by one, in this order, the same is reached"
-        )
-    for one in done.baselines:
-        took = one.reason if one.judged is None else f"{format_duration(one.judged.step_ns)}"
-        longer = "" if one.judged is None else f", {one.judged.step_ns / best.step_ns - 1:+.1%} on the best"
-        lines.append(f"  {one.name}: {took}{longer}")
-    rivals = done.rivals if verbose else done.rivals[:_MOST]
-    lines += [
-        f"  as good   {format_duration(rival.step_ns)} ({rival.step_ns / best.step_ns - 1:+.1%}): {rival.plan.text}"
-        for rival in rivals
-    ]
-    hidden = len(done.rivals) - len(rivals)
-    if hidden:
-        lines.append(f"  {hidden} more within the error: -v")
+        if more > 0:
+            lines.append(f"  only the joint choice gives {more:.1%} more than choosing one by one")
+    took = (
+        f"{one.name} {one.reason if one.judged is None else f'{one.judged.step_ns / best.step_ns - 1:+.1%}'}"
+        for one in done.baselines
+    )
+    lines.append(f"  on the best: {', '.join(took)}")
+    lines += _rivals(done, best, verbose=verbose)
     if done.unproven.judged is not None and done.unproven.judged.step_ns < best.step_ns:
         other = done.unproven.judged
         lines.append(
@@ -184,8 +176,24 @@ def other_lines(done: Exploration, best: Judged, *, verbose: bool) -> list[str]:
         for each in turned
     ]
     if not done.turned:
-        lines.append("  no figure of device or network, off by 20 %, turns the answer among the plans replayed")
+        lines.append("  no figure that is off by 20 % would change the answer among the plans replayed")
     return lines
+
+
+def _rivals(done: Exploration, best: Judged, *, verbose: bool) -> list[str]:
+    shown = done.rivals if verbose else done.rivals[:_MOST]
+    measured = {id(each.judged): each for each in done.deciding}
+    lines = []
+    for rival in shown:
+        unlike = rival.plan.text if verbose else f"{rival.plan.degrees_text}, {rival.plan.order_text}"
+        text = f"  as good   {rival.step_ns / best.step_ns - 1:+.1%} {unlike}"
+        each = measured.get(id(rival))
+        if each is not None:
+            what = f"{each.figure} ({format_count(each.devices, 'device')})" if each.figure else "a few steps of both"
+            text += f"; measure {what}"
+        lines.append(text)
+    hidden = len(done.rivals) - len(shown)
+    return [*lines, f"  {hidden} more within the error: -v"] if hidden else lines
 
 
 def searched(done: Exploration) -> list[str]:
