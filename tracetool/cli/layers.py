@@ -6,7 +6,6 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from tracetool.errors import ScenarioError
-from tracetool.model.pipeline import NO_OVERLAP
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -18,17 +17,22 @@ if TYPE_CHECKING:
 WAYS_HELP = "slice:N, p2p, p2p:N, async-tp or fused ('tracetool help overlap')"
 
 
-def ways_of(text: str | None) -> tuple[str, ...]:
+def ways_of(text: str | None, *, links: bool = False) -> tuple[str, ...]:
     """Ways that were named, none first; empty if not asked for.
+
+    Args:
+        text: The ways.
+        links: Whether other links are asked about, over which layers as they are take another time.
 
     Raises:
         BadQuery: If one is none.
     """
-    if text is None:
+    if text is None and not links:
         return ()
+    from tracetool.model.pipeline import NO_OVERLAP
     from tracetool.overlap.answer import parse_ways
 
-    return parse_ways(text)
+    return parse_ways(text or NO_OVERLAP)
 
 
 def one_way(text: str | None) -> str | None:
@@ -38,10 +42,12 @@ def one_way(text: str | None) -> str | None:
         BadQuery: If it is none.
         ScenarioError: If they are several.
     """
-    ways = [way for way in ways_of(text) if way != NO_OVERLAP]
+    if text is None:
+        return None
+    none, *ways = ways_of(text)
     if len(ways) > 1:
         raise ScenarioError("--overlap takes one way.", hint="run the command once for each")
-    return None if text is None else (ways or [NO_OVERLAP])[0]
+    return ways[0] if ways else none
 
 
 def overlapping(question: Question, way: str | None, *, explained: bool = False) -> Reconstruction:
