@@ -33,7 +33,6 @@ from tracetool.cli.settings import ahead_of
 from tracetool.cli.topology import read_choice
 from tracetool.errors import BadQuantity, ScenarioError
 from tracetool.model.notice import Notice, NoticeCode
-from tracetool.model.pipeline import NO_OVERLAP
 from tracetool.tables.results import P2P_MODE_NAMES
 
 if TYPE_CHECKING:
@@ -182,7 +181,7 @@ def sweep(
         extra_forwards=extra_forwards,
     )
     tensor_bandwidths = parse_bandwidths(tensor_bandwidth) if tensor_bandwidth else ()
-    ways = ways_of(overlap) or ((NO_OVERLAP,) if tensor_bandwidths else ())
+    ways = ways_of(overlap, links=bool(tensor_bandwidths))
     price = None if price_per_gbit is None else parse_price(price_per_gbit)
     scenarios = None if scenario is None else read_scenarios(scenario)
     if scenarios is None:
