@@ -26,7 +26,7 @@ from tracetool.store.query import Lens
 from tracetool.store.run import Run
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
 ONE = SAMPLES / "h100-1f1b"
 AHEAD_NS = {5: 40_000_000, 9: -3_000_000}
@@ -71,14 +71,14 @@ def test_clocks_that_were_set_apart_are_found(three: Run) -> None:
 def _asked(run: Run, monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     """Queries of all that ingest derives, by their text without numbers."""
     asked: Counter[str] = Counter()
-    before = Lens._statement
+    before = Lens._asked
 
-    def statement(self: Lens, sql: str) -> object:
+    def counted(self: Lens, sql: str, ask: Callable[..., Any]) -> object:
         asked[re.sub(r"\d+", "0", sql)] += 1
-        return before(self, sql)
+        return before(self, sql, ask)
 
     with monkeypatch.context() as patch:
-        patch.setattr(Lens, "_statement", statement)
+        patch.setattr(Lens, "_asked", counted)
         for kept in run.path.glob("*.kept"):
             kept.unlink()
         derive(Run(run.path))

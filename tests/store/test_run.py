@@ -111,6 +111,35 @@ def test_queries_reach_no_files_and_change_no_settings(
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize(
+    "sql",
+    [
+        'SELECT count(*) FROM "OPS"',
+        "SELECT count(*) FROM bubbles_by_cause",
+        "WITH busy AS (SELECT rank, start_ns, start_ns + duration_ns AS end_ns FROM ops) "
+        "SELECT count(*) FROM interval_union('busy')",
+        "SELECT count(*) FROM query_table('op' || 's')",
+        "SELECT count(*) FROM duckdb_views() WHERE NOT internal",
+        "SELECT count(*) FROM duckdb_functions() WHERE function_name = 'overlap_ns'",
+        "SELECT count(*) FROM information_schema.tables",
+        "SELECT count(*) FROM (SHOW TABLES)",
+    ],
+)
+def test_a_first_query_sees_all_that_later_ones_do(sql: str) -> None:
+    """Views and macros are made when a query names them; one that lists them finds all."""
+    path = derived(SAMPLES / "h100-1f1b").path
+    later = Run(path)
+    assert later.connection.execute("SELECT count(*) FROM duckdb_views() WHERE NOT internal").fetchone() != (0,)
+    first = Run(path).rows(sql)
+    assert first == later.rows(sql)
+    assert first[0][0] > 0
+
+
+def test_a_mistyped_table_is_answered_with_candidates() -> None:
+    with pytest.raises(BadQuery, match=r"\bbubbles\b"):
+        Run(run_of(SAMPLES / "h100-1f1b").path).query("SELECT count(*) FROM bubblse")
+
+
 def test_a_mistyped_column_is_answered_with_candidates() -> None:
     with pytest.raises(BadQuery, match="start_ns"):
         run_of(SAMPLES / "h100-1f1b").query("SELECT strat_ns FROM events")

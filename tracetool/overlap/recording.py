@@ -175,12 +175,11 @@ def read_recording(run: Run, ranks: Sequence[int] | None = None) -> LayerRecordi
     Raises:
         ReconstructError: If it was read without the shapes of products.
     """
-    connection = run.connection
-    ((device, sms),) = connection.execute("SELECT any_value(device_name), any_value(sm_count) FROM ranks").fetchall()
+    ((device, sms),) = run.rows("SELECT any_value(device_name), any_value(sm_count) FROM ranks")
 
     def asked(query: str, of: str) -> list[Any]:
         among = "true" if ranks is None else f"{of} IN ({', '.join(map(str, ranks))})"
-        return connection.execute(query.replace("{ranks}", among)).fetchall()
+        return run.rows(query.replace("{ranks}", among))
 
     rows = asked(_PRODUCTS, "o.rank")
     if rows and not any(kept for _, _, kept, _ in rows):
@@ -196,8 +195,7 @@ def read_recording(run: Run, ranks: Sequence[int] | None = None) -> LayerRecordi
         products=tuple(_products(rows)),
         collectives=tuple(_collectives(collectives)),
         call_ns=max(_by_rank(asked(_CALLS, "rank")), default=None),
-        has_exchanges=any(kind in {"send", "recv"} for kind, *_ in collectives)
-        or bool(connection.execute(_BESIDE).fetchall()),
+        has_exchanges=any(kind in {"send", "recv"} for kind, *_ in collectives) or bool(run.rows(_BESIDE)),
         hidden="" if ranks is not None else str(hidden_work(run, of_actions=False)),
     )
 

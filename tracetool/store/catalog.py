@@ -67,6 +67,7 @@ class Catalog(Lens):
         connection = connect(
             [run.path for run in self.runs.values()], sum(run.size_bytes for run in self.runs.values())
         )
+        connection.execute(sql_text("macros"))
         for name, run in self.runs.items():
             connection.execute(f'CREATE SCHEMA "{name}"')
             connection.execute(f"SET schema = '{name}'")
@@ -74,6 +75,9 @@ class Catalog(Lens):
         _make_views_of_all(connection, list(self.runs))
         seal(connection)
         return connection
+
+    def _connection_for(self, _sql: str) -> duckdb.DuckDBPyConnection:
+        return self.connection
 
 
 def _make_views_of_all(connection: duckdb.DuckDBPyConnection, names: Sequence[str]) -> None:

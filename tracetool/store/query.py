@@ -34,6 +34,10 @@ _SQL_TYPES = {
 }  # fmt: skip
 _QUERY_MEMORY = "1GB"
 _SMALL_BYTES = 32_000_000
+_MACRO = re.compile(r"CREATE MACRO (\w+)")
+_LISTING = re.compile(
+    r"information_schema|duckdb_|pg_|sqlite_|pragma|\b(?:show|describe|summarize)\b|^\s*desc\b", re.IGNORECASE
+)
 
 
 def connect(folders: Sequence[Path], size_bytes: int) -> duckdb.DuckDBPyConnection:
@@ -52,15 +56,13 @@ def connect(folders: Sequence[Path], size_bytes: int) -> duckdb.DuckDBPyConnecti
     if all(map(is_local, folders)) and size_bytes < _SMALL_BYTES:
         # Threads cost more than they bring on small tables, most of all beside other processes.
         connection.execute("SET threads = 1")
-    else:
-        # Of a thousand files, what each holds takes longer to read than what is asked for.
-        connection.execute("SET parquet_metadata_cache = true")
+    # What each file holds takes longer to read than what is asked for, even of a few.
+    connection.execute("SET parquet_metadata_cache = true")
     allowed = dict.fromkeys(name for folder in folders for name in (location(folder), pattern(location(folder))))
     connection.execute(f"SET allowed_directories = [{', '.join(map(quoted, allowed))}]")
     for folder in folders:
         make_readable(connection, folder)
     connection.execute("SET enable_external_access = false")
-    connection.execute(sql_text("macros"))
     return connection
 
 
@@ -85,18 +87,65 @@ def empty_source(table: Table) -> str:
     return f"(SELECT {columns} WHERE false)"
 
 
-def make_views(
-    connection: duckdb.DuckDBPyConnection, sources: Mapping[str, str], *, tables: Literal["VIEW", "TABLE"] = "VIEW"
-) -> None:
-    """Make every view in the current schema, without the comments, which take longer to set than most queries.
+class Views:
+    """Views of tables, the views and the macros of ``sql/``, without comments: each is made once a query names it.
+
+    To make all of them takes longer than most queries.
 
     Args:
-        connection: Where.
-        sources: For each table, what it selects from.
+        connection: They are made in its current schema.
+        sources: For each table, what its view selects from.
         tables: Whether tables are views of that, or copies.
     """
-    lines = view_statements(sources, tables=tables).splitlines()
-    connection.execute("\n".join(line for line in lines if not line.startswith(_COMMENT)))
+
+    def __init__(
+        self,
+        connection: duckdb.DuckDBPyConnection,
+        sources: Mapping[str, str],
+        *,
+        tables: Literal["VIEW", "TABLE"] = "VIEW",
+    ) -> None:
+        self._connection = connection
+        self._waiting = _creating(sources, tables)
+        self._macros = sql_text("macros")
+
+    def made_for(self, query: str) -> duckdb.DuckDBPyConnection:
+        """The connection, with all that the words of a query name; with everything if it may ask what there is."""
+        if self._waiting or self._macros:
+            self._make(None if _LISTING.search(query) else _words(query))
+        return self._connection
+
+    def all_made(self) -> duckdb.DuckDBPyConnection:
+        """The connection, with everything."""
+        self._make(None)
+        return self._connection
+
+    def _make(self, words: set[str] | None) -> None:
+        wanted = set(self._waiting) if words is None else words
+        # Each stands behind all that it selects from.
+        for name in reversed(self._waiting):
+            if name in wanted:
+                wanted |= _words(self._waiting[name])
+        if self._macros and (words is None or not wanted.isdisjoint(_MACRO.findall(self._macros))):
+            self._connection.execute(self._macros)
+            self._macros = ""
+        for name in [name for name in self._waiting if name in wanted]:
+            self._connection.execute(self._waiting[name])
+            del self._waiting[name]
+
+
+def _words(text: str) -> set[str]:
+    return set(re.findall(r"\w+", text.lower()))
+
+
+def make_views(connection: duckdb.DuckDBPyConnection, sources: Mapping[str, str]) -> None:
+    """Make every view in the current schema, without comments."""
+    connection.execute(";\n".join(_creating(sources).values()))
+
+
+def _creating(sources: Mapping[str, str], tables: Literal["VIEW", "TABLE"] = "VIEW") -> dict[str, str]:
+    """What makes each view, in order."""
+    return {name: f"CREATE {tables} {name} AS SELECT * FROM {sources[name]}" for name in TABLES} | _view_texts()
 
 
 def add_comments(connection: duckdb.DuckDBPyConnection) -> None:
@@ -110,7 +159,11 @@ class Lens:
 
     @property
     def connection(self) -> duckdb.DuckDBPyConnection:
-        """What queries run on."""
+        """What queries run on, with every view."""
+        raise NotImplementedError
+
+    def _connection_for(self, sql: str) -> duckdb.DuckDBPyConnection:
+        """The same with the views that this query needs, at least."""
         raise NotImplementedError
 
     @cached_property
@@ -155,49 +208,58 @@ class Lens:
 
     def _fetched(self, sql: str, parameters: Parameters) -> tuple[list[str], list[tuple[Any, ...]]]:
         """Names of columns, and rows."""
-        import duckdb
 
-        if sql not in self._statements:
-            self._statements[sql] = self._statement(sql)
-        statement = self._statements[sql]
-        try:
+        def fetched(connection: duckdb.DuckDBPyConnection) -> tuple[list[str], list[tuple[Any, ...]]]:
+            if sql not in self._statements:
+                self._statements[sql] = _statement(connection, sql)
             # A relation is bound once to know its columns, and again to run: of many small queries that is a fifth.
-            done = self.connection.execute(statement, parameters or None)
+            done = connection.execute(self._statements[sql], parameters or None)
             return [column[0] for column in done.description], done.fetchall()
-        except duckdb.Error as error:
-            raise _refused(error) from error
+
+        return self._asked(sql, fetched)
 
     def _answer(self, sql: str, parameters: Parameters, take: Callable[[duckdb.DuckDBPyRelation], T]) -> T:
-        import duckdb
-
-        self._statement(sql)
-        try:
-            relation = self.connection.sql(sql, params=parameters or None)
+        def taken(connection: duckdb.DuckDBPyConnection) -> T:
+            _statement(connection, sql)
+            relation = connection.sql(sql, params=parameters or None)
             if relation is None:
                 raise BadQuery("the statement returns no rows.")
             return take(relation)
-        except duckdb.Error as error:
-            raise _refused(error) from error
 
-    def _statement(self, sql: str) -> duckdb.Statement:
-        """The one statement of a text; it only reads."""
+        return self._asked(sql, taken)
+
+    def _asked(self, sql: str, ask: Callable[[duckdb.DuckDBPyConnection], T]) -> T:
         import duckdb
 
         try:
-            statements = self.connection.extract_statements(sql)
+            try:
+                return ask(self._connection_for(sql))
+            except duckdb.CatalogException:
+                # What it names may be put together from parts; and candidates are suggested out of all there is.
+                return ask(self.connection)
         except duckdb.Error as error:
-            raise BadQuery(str(error)) from error
-        reading = (duckdb.StatementType.SELECT, duckdb.StatementType.EXPLAIN)
-        if len(statements) != 1 or statements[0].type not in reading:
-            raise BadQuery(
-                f"one statement that reads is expected, found {len(statements) or 'none'}"
-                + (f" ({', '.join(s.type.name for s in statements)})" if statements else "")
-                + ".",
-                hint="name PIVOT's values, as in PIVOT ops ON kind IN ('F', 'B') USING sum(duration_ns)"
-                if [s.type for s in statements] == [duckdb.StatementType.MULTI]
-                else "a Run is read-only: use a single SELECT, or none to list tables and views",
-            )
-        return statements[0]
+            raise _refused(error) from error
+
+
+def _statement(connection: duckdb.DuckDBPyConnection, sql: str) -> duckdb.Statement:
+    """The one statement of a text; it only reads."""
+    import duckdb
+
+    try:
+        statements = connection.extract_statements(sql)
+    except duckdb.Error as error:
+        raise BadQuery(str(error)) from error
+    reading = (duckdb.StatementType.SELECT, duckdb.StatementType.EXPLAIN)
+    if len(statements) != 1 or statements[0].type not in reading:
+        raise BadQuery(
+            f"one statement that reads is expected, found {len(statements) or 'none'}"
+            + (f" ({', '.join(s.type.name for s in statements)})" if statements else "")
+            + ".",
+            hint="name PIVOT's values, as in PIVOT ops ON kind IN ('F', 'B') USING sum(duration_ns)"
+            if [s.type for s in statements] == [duckdb.StatementType.MULTI]
+            else "a Run is read-only: use a single SELECT, or none to list tables and views",
+        )
+    return statements[0]
 
 
 def _refused(error: Exception) -> BadQuery:
@@ -266,6 +328,11 @@ def _views() -> str:
     return views.replace("{what they mean}", ";\n".join(comments))
 
 
+def _view_texts() -> dict[str, str]:
+    """What makes each view of ``sql/views.sql``, in order."""
+    return {name: text for text, name in re.findall(r"(CREATE VIEW (\w+) AS.*?);", _views(), re.DOTALL)}
+
+
 def sql_text(name: str) -> str:
     """The text of a file in ``tracetool/store/sql``."""
     return (files("tracetool.store") / "sql" / f"{name}.sql").read_text(encoding="utf-8")
@@ -279,7 +346,7 @@ def view_docs() -> dict[str, str]:
 def of_a_pipeline() -> set[str]:
     """Tables and views that only a reconstructed pipeline fills: those of it, and views of any such."""
     names = {table.name for table in OF_A_PIPELINE}
-    for view, text in re.findall(r"CREATE VIEW (\w+) AS(.*?);", _views(), re.DOTALL):
+    for view, text in _view_texts().items():
         names |= {view} if names.intersection(re.findall(r"(?:FROM|JOIN)\s+(\w+)", text)) else set()
     return names
 

@@ -31,7 +31,7 @@ from tracetool.store import (
     whole_file,
     write_part,
 )
-from tracetool.store.query import Lens, connect, empty_source, files_source, make_views, seal, table_sources
+from tracetool.store.query import Lens, Views, connect, empty_source, files_source, seal, table_sources
 from tracetool.tables.run import SCHEMA_VERSION, TABLES
 from tracetool.version import code_digest
 
@@ -207,16 +207,22 @@ class Run(Lens):
             if name in self._narrowed.get(name.partition("/")[0], (name,))
         )  # fmt: skip
 
-    @cached_property
+    @property
     def connection(self) -> duckdb.DuckDBPyConnection:
         """An in-memory DuckDB with one view per table and the views of ``sql/``.
 
         Queries can reach neither files nor the network, and nothing they do changes the Run.
         """
+        return self._views.all_made()
+
+    @cached_property
+    def _views(self) -> Views:
         connection = connect([self.path], self.size_bytes)
-        make_views(connection, self.sources, tables="TABLE" if self._is_held else "VIEW")
         seal(connection)
-        return connection
+        return Views(connection, self.sources, tables="TABLE" if self._is_held else "VIEW")
+
+    def _connection_for(self, sql: str) -> duckdb.DuckDBPyConnection:
+        return self._views.made_for(sql)
 
     def table(self, name: str, columns: Sequence[str] | None = None) -> pa.Table:
         """A table as Arrow, with its declared types and comments; read from Parquet, one chunk per source or more.
@@ -271,7 +277,7 @@ class Run(Lens):
 
     def _again(self) -> Run:
         run = copy(self)
-        run.__dict__.pop("connection", None)
+        run.__dict__.pop("_views", None)
         return run
 
     def of_ranks(self, ranks: Iterable[int]) -> Run:
@@ -329,7 +335,7 @@ class Run(Lens):
             write_part(self.path, name, rows)
         self.manifest |= manifest
         _write_manifest(self.path, self.manifest)
-        self.__dict__.pop("connection", None)
+        self.__dict__.pop("_views", None)
 
     def keep(self, name: str, value: object) -> None:
         """Keep what was worked out of the traces beside the tables, for :meth:`kept` of this very code.
