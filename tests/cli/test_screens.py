@@ -9,13 +9,14 @@ from itertools import pairwise, product
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from helpers.asked_once import asked_once
 from helpers.recorded import ROOT, SAMPLES, data, looked_at, run_of
 
 from tracetool.cli import run
 from tracetool.errors import TraceToolError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
 SAMPLE, ASCEND = str(SAMPLES / "h100-1f1b"), str(SAMPLES / "ascend-1f1b")
@@ -39,6 +40,12 @@ COMMANDS = {
     "overlap over links": ["overlap", *LAYERS, "--bandwidth", "10GB/s,25GB/s,50GB/s,100GB/s,200GB/s,400GB/s"],
     "overlap measured": ["overlap", *LAYERS, "--measured", str(H200 / "measured.json")],
 }
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _asked_once() -> Iterator[None]:
+    with asked_once():
+        yield
 
 
 WIDTHS = [

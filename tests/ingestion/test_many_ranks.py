@@ -28,6 +28,8 @@ from tracetool.store.run import Run
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    import duckdb
+
 ONE = SAMPLES / "h100-1f1b"
 AHEAD_NS = {5: 40_000_000, 9: -3_000_000}
 
@@ -142,15 +144,15 @@ def test_who_a_trace_is_of_is_known_by_the_beginning_of_its_file(
 def test_a_summary_goes_through_large_tables_once(three: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     """But for what of collectives lies in actions, for which only files of the ranks that have actions are opened."""
     asked: list[tuple[Run, str]] = []
-    before = Lens._statement
+    before = Lens._asked
 
-    def statement(self: Lens, sql: str) -> object:
+    def noted(self: Lens, sql: str, ask: Callable[[duckdb.DuckDBPyConnection], object]) -> object:
         assert isinstance(self, Run)
         asked.append((self, sql))
-        return before(self, sql)
+        return before(self, sql, ask)
 
     monkeypatch.setattr(store_run, "_WORTH_FILES", 1)
-    monkeypatch.setattr(Lens, "_statement", statement)
+    monkeypatch.setattr(Lens, "_asked", noted)
     summary = run_summary(run := Run(three.path))
     of_all = Counter(re.findall(r"FROM (\w+)", "\n".join(sql for one, sql in asked if one is run)))
     assert [of_all[table] for table in ("events", "comms", "memory")] == [2, 1, 1], "events: rows, and whether any is"

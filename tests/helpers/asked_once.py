@@ -1,0 +1,73 @@
+"""What a command works out, once: a test that shows one answer at several widths asks for it as often."""
+
+from __future__ import annotations
+
+import inspect
+import pickle
+from contextlib import contextmanager
+from copy import copy
+from functools import cache, wraps
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from tracetool.reconstruction import Reconstruction
+from tracetool.store.run import Run
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+_WORKING_OUT = (
+    ("tracetool.reports.recording.summary", "run_summary"),
+    ("tracetool.cli.facts", "crossing_facts"),
+    ("tracetool.advice", "decide"),
+    ("tracetool.advice.cotune", "co_tune"),
+    ("tracetool.explanation", "explain"),
+    ("tracetool.sweeps", "sweep"),
+    ("tracetool.overlap.recording", "read_recordings"),
+    ("tracetool.overlap.answer", "answer_for"),
+    ("tracetool.studies.geopipe.reproduce", "study_geopipe"),
+)
+"""Functions that commands import when they run. None of them depends on the terminal."""
+
+
+@contextmanager
+def asked_once() -> Iterator[None]:
+    """Meanwhile, commands that ask for the same again are given what was worked out before."""
+    with pytest.MonkeyPatch.context() as patch:
+        for module, name in _WORKING_OUT:
+            room = import_module(module)
+            patch.setattr(room, name, _remembering(getattr(room, name)))
+        yield
+
+
+@cache
+def _remembering(function: Callable[..., Any]) -> Callable[..., Any]:
+    known: dict[object, tuple[object, Any]] = {}
+    signature = inspect.signature(function)
+
+    @wraps(function)
+    def remembered(*values: Any, **named: Any) -> Any:
+        asked = signature.bind(*values, **named).arguments
+        key = tuple((name, _key(value)) for name, value in asked.items() if name != "progress")
+        if key not in known:
+            # What is known by its identity must live as long.
+            known[key] = asked, function(*values, **named)
+        return copy(known[key][1])
+
+    return remembered
+
+
+def _key(value: object) -> object:
+    if isinstance(value, Run):
+        return value.name, value.path.resolve(), value.path.stat().st_mtime_ns
+    if isinstance(value, Reconstruction):
+        return id(value)
+    if isinstance(value, list):
+        return tuple(map(_key, value))
+    try:
+        hash(value)
+    except TypeError:
+        return pickle.dumps(value)
+    return value
