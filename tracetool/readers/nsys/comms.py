@@ -9,7 +9,7 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections import defaultdict
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from tracetool.readers.cuda import P2P, CommKernel, CommRecord, attach_kernels
 from tracetool.readers.nsys.nvtx import labelled_message
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from tracetool.readers import SourceReport
     from tracetool.readers.nsys.capture import Communicator
-    from tracetool.readers.nsys.events import NcclRange
+    from tracetool.readers.nsys.nvtx import Payload
 
 _OPERATIONS = {
     "ncclSend": "send", "ncclRecv": "recv", "ncclAllReduce": "allreduce", "ncclAllGather": "allgather",
@@ -36,6 +36,28 @@ _OF_ONE_RANK = frozenset(("allgather", "reduce_scatter"))
 
 _SINGLE = ("nccl:coalesced", "nccl:send", "nccl:recv", "nccl:batch")
 """Annotations of messages; any other one is of a collective, whatever it is made of."""
+
+
+class NcclRange(NamedTuple):
+    """A call of NCCL on the host.
+
+    Attributes:
+        name: Function, as ``ncclSend``.
+        start_ns: Unix time.
+        end_ns: Unix time.
+        thread: Host thread.
+        payload: What NCCL says of it.
+        label: c10d's annotation around it, as ``nccl:all_reduce``; empty without.
+        label_ns: When that began.
+    """
+
+    name: str
+    start_ns: int
+    end_ns: int
+    thread: int
+    payload: Payload
+    label: str
+    label_ns: int
 
 
 def comm_records(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import struct
 from collections import defaultdict
+from functools import lru_cache
 from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 import msgspec
@@ -27,6 +28,7 @@ _FORMATS = {
 }  # fmt: skip
 _MOST_BYTES = 2**58
 _MOST_RANKS = 2**31
+_MOST_NAMES = 1 << 12
 
 _SUFFIX = re.compile(r", (?:seq|op_id|sizes|input_op_ids) = ")
 _SEQUENCE = re.compile(r", seq = (\d{1,18})(?=,|$)")
@@ -62,10 +64,17 @@ class Named(NamedTuple):
 def read_name(text: str) -> Named:
     """What a range of the program's own domain is."""
     at = _SUFFIX.search(text)
-    name = text if at is None else text[: at.start()]
-    sequence = _SEQUENCE.search(text) if at is not None else None
-    if sequence is not None or _OP.match(name) or (at is not None and not _ANNOTATION.match(name)):
-        return Named("op", name, int(sequence[1]) if sequence is not None else None)
+    if at is None:
+        return _kind_of(text, is_numbered=False, is_appended_to=False)
+    sequence = _SEQUENCE.search(text, at.start())
+    named = _kind_of(text[: at.start()], is_numbered=sequence is not None, is_appended_to=True)
+    return named if sequence is None else Named("op", named.name, int(sequence[1]))
+
+
+@lru_cache(maxsize=_MOST_NAMES)
+def _kind_of(name: str, *, is_numbered: bool, is_appended_to: bool) -> Named:
+    if is_numbered or _OP.match(name) or (is_appended_to and not _ANNOTATION.match(name)):
+        return Named("op", name)
     step = _STEP.match(name)
     return Named("annotation", name, None, action_in(name), int(step[1]) if step is not None else None)
 
