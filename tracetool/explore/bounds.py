@@ -101,7 +101,7 @@ def bounds_of(judge: Judge, bases: Sequence[Base]) -> PlanBounds:
         numbers = []
         for number in range(base.size):
             order, use = base.orders[number // len(base.uses)], base.uses[number % len(base.uses)]
-            key = _sort(order), use
+            key = _sort(order, base.at(number).training), use
             if key not in alike:
                 alike[key] = len(memory)
                 _add(judge, base, number, len(memory), stacks, memory, known)
@@ -128,12 +128,11 @@ def bounds_of(judge: Judge, bases: Sequence[Base]) -> PlanBounds:
     )
 
 
-def _sort(order: PlanOrder) -> tuple[object, ...]:
+def _sort(order: PlanOrder, training: Training) -> tuple[object, ...]:
     """What an order is to the bounds."""
-    hold_up = order.schedule == "" and order.chunks > 1 and order.p2p is None
     grouped = order.schedule in ("", "gpipe") and order.p2p is None
     placement = kind_of(order.schedule).placement if order.schedule else "loop"
-    return order.chunks, placement, order.schedule in _SPLITTING, hold_up, grouped
+    return order.chunks, placement, order.schedule in _SPLITTING, training.messages_hold_up, grouped
 
 
 def _add(
@@ -150,7 +149,7 @@ def _add(
     most = 0
     kind = _Kind(_bare(how), how.order_name in _SPLITTING, how.p2p is None and how.order_name in _BLOCKING_ONE)
     for over, costs in judge.costs(plan):
-        key = kind, plan.sharing, over.line
+        key = kind, how.messages_hold_up, plan.sharing, over.line
         if key not in known:
             figures = costs.figures()
             known[key] = figures, _busiest_ns(how, figures, over.line.places) if over.line.places else 0

@@ -234,7 +234,7 @@ def in_processes(
             mp_context=context,
             initializer=_start_worker,
             initargs=(counter, dict(os.environ), gc.get_threshold()),
-        )  # fmt: skip
+        )
     ) as pool:
         with _uninterrupted():
             futures = [pool.submit(_work_in_worker, work, task, flags_now()) for task in tasks]
