@@ -35,6 +35,11 @@ size = 4
 bandwidth = "25Gbit/s"
 latency = "10ms"
 """
+SMALL = """
+model = {name = "small", layers = 8, hidden = 1024, heads = 16, vocabulary = 32000, fused_attention = true}
+training = {sequence = 2048, microbatches = 4, pipeline = 2, data = 2}
+device = {name = "A100", peak_tflops = 312, hbm = "80GB", efficiency = "70%"}
+"""
 MODEL, A100 = (str(ROOT / "schemas" / name) for name in ("models/korthikanti.toml", "networks/a100.toml"))
 H200 = ROOT / "tests" / "data" / "h200-overlap" / "traces" / "nvlink"
 LAYERS = [str(H200 / f"8192_4096_2752_{side}_coll") for side in ("ag", "rs")]
@@ -59,6 +64,8 @@ COMMANDS = [
     ["advise", H100, "--schedule", "1f1b", "--network", "n.toml"],
     ["estimate", MODEL, "--fit", "22B selective", "--network", A100],
     ["network", H100, "--network", "n.toml"], ["network", H100, "--network", "n.toml", "-o", "traffic.png"],
+    ["network", "m.toml", "--network", "n.toml"],
+    ["explore", "m.toml", "--network", "n.toml", "--leave", "tp,microbatch,recompute,p2p", "--try", "schedule=1f1b"],
     ["network", "--devices", "1024", "--hb-domain", "8", "--compare", "clos3,rail-only"],
     ["overlap", *LAYERS, "--overlap", "slice:2"],
     ["explain", H100], ["explain", *FILES, "--schedule", "gpipe", "-v"], ["explain", ASCEND, "-v"],
@@ -78,6 +85,7 @@ def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("BROWSER", "true")
     (tmp_path / "n.toml").write_text(NETWORK, encoding="utf-8")
+    (tmp_path / "m.toml").write_text(SMALL, encoding="utf-8")
     report(tmp_path / "base.json")
     report(tmp_path / "slower.json", tuple(f * 1.05 for f in QUIET_STEPS))
 
