@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import sys
 from importlib import import_module
 from typing import TYPE_CHECKING
 
@@ -14,6 +15,10 @@ from hypothesis import settings
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+# Where nothing compiled is kept, each of some hundred processes compiles the product anew, and each worker the tests.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
 
 # A busy machine makes no property false.
 settings.register_profile("tracetool", deadline=None)
