@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -60,6 +60,9 @@ _FILE = click.Path(path_type=Path, dir_okay=False)
     "the time. Repeatable.",
 )
 @click.option("--time-limit", metavar="TIME", help="After this the best plan so far is the answer: 60s.")
+@click.option("--state", type=_FILE, metavar="FILE", help="Keep the search here, and go on from it if it is there.")
+@click.option("--jobs", type=click.IntRange(1), metavar="N", help="Worker processes; default: as sensible.")
+@click.option("--executor", metavar="dask://HOST:PORT", help="Work on a Dask cluster.")
 @click.option(
     "-o",
     "--output",
@@ -83,6 +86,9 @@ def explore(
     baselines: tuple[Path, ...],
     failures: tuple[str, ...],
     time_limit: str | None,
+    state: Path | None,
+    jobs: int | None,
+    executor: str | None,
     output: tuple[Path, ...],
     *,
     force: bool,
@@ -108,10 +114,11 @@ def explore(
     from tracetool.explore.answer import explore as run
     from tracetool.explore.failures import parse_failure, weigh_failures
     from tracetool.explore.file import read_plan
+    from tracetool.explore.progress import SearchWork
     from tracetool.reports.exploration.json import ExplorationFacts, render_json
     from tracetool.reports.exploration.text import render_text
     from tracetool.reports.picture import PICTURE_SUFFIXES
-    from tracetool.units import parse_duration_ns
+    from tracetool.units import format_duration, parse_duration_ns
     from tracetool.version import __version__
 
     for path in output:
@@ -121,12 +128,13 @@ def explore(
                 f"an exploration is not written to {path.suffix or 'files without suffix'}: {path}.",
                 hint=f"use .html, .json, {', '.join(PICTURE_SUFFIXES)}",
             )
-    limit_s = None if time_limit is None else parse_duration_ns(time_limit) / 1e9
+    ends = None if time_limit is None else time.monotonic() + parse_duration_ns(time_limit) / 1e9
     space, error_ratio = _space(model, network, fit, fix, tried, leave, hbm)
     compared = {path.stem: read_plan(path, space.base) for path in baselines}
     failing = [parse_failure(text, space.workload) for text in failures]
     with ProgressBar(quiet=quiet, doing="searching", of="plans") as progress:
-        done = run(space, compared=compared, error_ratio=error_ratio, time_limit_s=limit_s, progress=progress)
+        work = SearchWork(jobs, executor, ends, state, progress, lambda ns: progress.say(f"best {format_duration(ns)}"))
+        done = run(space, compared=compared, error_ratio=error_ratio, work=work)
     weighed = weigh_failures(space, done.found, failing) if failing else None
     facts = ExplorationFacts(__version__, command_line())
     for path in output:
@@ -180,7 +188,7 @@ def _space(
     workload = Workload(asked.job.model, device, choice, device.hbm_bytes if hbm is None else parse_size_bytes(hbm))
     left = frozenset(parse_axis(name.strip()) for text in leave for name in text.split(",") if name.strip())
     base = JobPlan(asked.job.training, choice.placement, choice.algorithms.get("dp", "auto"))
-    space = Space(workload, replace(base), read_axes(fix, tried), left)
+    space = Space(workload, base, read_axes(fix, tried), left)
     return checked_space(space), _error_ratio(asked.measured, asked.fitted, workload)
 
 

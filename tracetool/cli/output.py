@@ -217,6 +217,7 @@ class ProgressBar:
         self.doing, self.of = doing, of
         self._bar: RichProgress | None = None
         self._advance: Callable[[int], None] = lambda _count: None
+        self._say: Callable[[str], None] = lambda _text: None
 
     def start(self, total: int) -> None:
         """Show the bar; anew, where further work begins."""
@@ -237,16 +238,21 @@ class ProgressBar:
         if self.of != "bytes":
             how = (MofNCompleteColumn(), _rate(self.of))
         bar = Progress(
-            self.doing, BarColumn(), *how, TimeRemainingColumn(), console=Console(stderr=True), transient=True
+            "{task.description}", BarColumn(), *how, TimeRemainingColumn(), console=Console(stderr=True), transient=True
         )
         task = bar.add_task(self.doing, total=total)
         bar.start()
         self._bar = bar
         self._advance = lambda count: bar.advance(task, count)
+        self._say = lambda text: bar.update(task, description=text)
 
     def advance(self, count: int) -> None:
         """Move the bar."""
         self._advance(count)
+
+    def say(self, text: str) -> None:
+        """Say beside the bar what was found so far."""
+        self._say(text)
 
     def stop(self) -> None:
         """Take the bar away."""

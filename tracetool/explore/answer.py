@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import time
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, NamedTuple
 
 from tracetool.errors import TraceToolError
 from tracetool.explore.judge import Judge
+from tracetool.explore.progress import SearchWork
 from tracetool.explore.search import EXHAUSTIVE, RIVAL_RATIO, PlanSearch
 from tracetool.explore.space import DEGREES, schedules
 
@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from tracetool.explore.plan import JobPlan, Workload
     from tracetool.explore.search import Found
     from tracetool.explore.space import AxisName, Space
-    from tracetool.model.notice import Progress
 
 CHOICES: Mapping[str, tuple[AxisName, ...]] = {
     "degrees": DEGREES,
@@ -147,8 +146,7 @@ def explore(
     *,
     compared: Mapping[str, JobPlan] | None = None,
     error_ratio: float | None = None,
-    time_limit_s: float | None = None,
-    progress: Progress | None = None,
+    work: SearchWork | None = None,
 ) -> Exploration:
     """Search a space, and tell what its best plan is worth.
 
@@ -156,8 +154,7 @@ def explore(
         space: The space.
         compared: Plans to compare with, by name.
         error_ratio: How far off a step may be, if that is known.
-        time_limit_s: For the search: after which the best plan so far is the answer.
-        progress: Told how many candidates there are, and how many are done.
+        work: How it is worked on; when its time is up, the best plan so far is the answer.
 
     Raises:
         BadTopology: If the job does not fit on the network.
@@ -165,9 +162,10 @@ def explore(
     """
     judge = Judge(space.workload)
     margin = RIVAL_RATIO if error_ratio is None else error_ratio
-    ends = None if time_limit_s is None else time.monotonic() + time_limit_s
-    whole = PlanSearch(space, judge)
-    found = whole.run(ends=ends, exhaustive=EXHAUSTIVE, rival_ratio=margin, progress=progress)
+    work = work or SearchWork()
+    whole = PlanSearch(space, judge, work)
+    found = whole.run(exhaustive=EXHAUSTIVE, rival_ratio=margin)
+    beside = SearchWork(jobs=work.jobs, executor=work.executor, ends=work.ends)
     (base,) = judge.judge([space.base])
     best = found.best
     rivals = () if best is None else tuple(_rivals(found, best, margin))
@@ -179,18 +177,18 @@ def explore(
         alone=tuple(_alternative(name, space.only(*axes), judge) for name, axes in CHOICES.items()),
         one_by_one=_one_by_one(space, base, judge),
         baselines=tuple(_baselines(space, judge, compared or {})),
-        unproven=_alternative("unproven schedules", others, judge, ends),
+        unproven=_alternative("unproven schedules", others, judge, beside),
         rivals=rivals,
         deciding=() if best is None else tuple(_deciding(space.workload, best, rivals[:_NEAREST])),
-        front=() if best is None else tuple(_front(whole, best, ends)),
+        front=() if best is None else tuple(_front(whole, best, work)),
         turned=() if best is None else tuple(_turned(space.workload, found)),
         error_ratio=error_ratio,
     )
 
 
-def _alternative(name: str, space: Space, judge: Judge, ends: float | None = None) -> Alternative:
+def _alternative(name: str, space: Space, judge: Judge, work: SearchWork | None = None) -> Alternative:
     try:
-        found = PlanSearch(space, judge).run(ends=ends)
+        found = PlanSearch(space, judge, work).run()
     except TraceToolError as error:
         return Alternative(name, None, error.message)
     reason = "" if found.best else ", ".join(found.refused | found.pruned) or "nothing fits"
@@ -240,14 +238,14 @@ def _sort(plan: JobPlan) -> tuple[object, ...]:
     return training.degrees, training.order_name, training.chunks, plan.placement, training.recompute, training.batch
 
 
-def _front(whole: PlanSearch, best: Judged, ends: float | None) -> Iterator[Judged]:
+def _front(whole: PlanSearch, best: Judged, work: SearchWork) -> Iterator[Judged]:
     """The fastest plan, then the fastest within ever less memory."""
     now: Judged | None = best
     for _ in range(_BUDGETS):
-        if now is None or (ends is not None and time.monotonic() > ends):
+        if now is None or work.is_over:
             return
         yield now
-        found = whole.run(hbm_bytes=int(now.peak_hbm_bytes * _LESS_MEMORY), ends=ends)
+        found = whole.run(hbm_bytes=int(now.peak_hbm_bytes * _LESS_MEMORY))
         now = found.best
 
 

@@ -17,7 +17,7 @@ what hardware does.
 from __future__ import annotations
 
 from collections import defaultdict
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -62,9 +62,17 @@ class PlanBounds:
     memory_bytes: Int64s
 
     @property
+    def arrays(self) -> dict[str, Int64s]:
+        """All of them by name."""
+        return {each.name: getattr(self, each.name) for each in fields(self)}
+
+    @property
     def step_ns(self) -> Int64s:
         """The higher of both."""
         return np.maximum(self.compute_ns, self.link_ns)
+
+
+BOUNDS = tuple(each.name for each in fields(PlanBounds))
 
 
 class _Kind(NamedTuple):
@@ -126,6 +134,18 @@ def bounds_of(judge: Judge, bases: Sequence[Base]) -> PlanBounds:
         link_ns=link[alike_at],
         memory_bytes=np.array(memory, np.int64)[alike_at] if memory else np.zeros(0, np.int64),
     )
+
+
+def joined(parts: Sequence[PlanBounds], sizes: Sequence[int]) -> PlanBounds:
+    """Bounds of bases one after another.
+
+    Args:
+        parts: Of some bases each, numbered from 0.
+        sizes: How many bases these are.
+    """
+    begins = [sum(sizes[:number]) for number in range(len(sizes))]
+    moved = [replace(part, base=part.base + begin) for part, begin in zip(parts, begins, strict=True)]
+    return PlanBounds(**{name: np.concatenate([part.arrays[name] for part in moved]) for name in moved[0].arrays})
 
 
 def _sort(order: PlanOrder, training: Training) -> tuple[object, ...]:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from tracetool.errors import BadQuantity, ScenarioError
 from tracetool.explore.judge import Judge, Judged
+from tracetool.explore.progress import SearchWork
 from tracetool.explore.search import PlanSearch
 from tracetool.network.placement import place
 from tracetool.units import parse_share_ratio
@@ -254,7 +255,8 @@ def weigh_failures(space: Space, found: Found, failures: Sequence[Failure], *, e
     for judge in judges:
         again = None
         if ends is None or time.monotonic() < ends:
-            again = PlanSearch(replace(space, workload=judge.workload), judge).run(ends=ends).best
+            failing = replace(space, workload=judge.workload)
+            again = PlanSearch(failing, judge, SearchWork(ends=ends)).run().best
         bests.append(again)
     others = [judged.plan for judged in bests if judged is not None and judged.plan not in plans]
     plans |= {judged.plan: judged for judged in Judge(space.workload).judge(list(dict.fromkeys(others))) if judged.runs}

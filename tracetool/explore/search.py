@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
-import time
 from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from tracetool.explore.bounds import bounds_of
+from tracetool.explore.bounds import BOUNDS, PlanBounds
 from tracetool.explore.candidates import candidates
 from tracetool.explore.judge import MEMORY, Judge
-from tracetool.model.notice import unasked
+from tracetool.explore.progress import SearchFile, SearchWork, judged_of
 
 if TYPE_CHECKING:
     from tracetool.explore.bounds import Int64s
     from tracetool.explore.judge import Judged
+    from tracetool.explore.plan import JobPlan
     from tracetool.explore.space import Space
-    from tracetool.model.notice import Progress
 
 EXHAUSTIVE = 300
 """Spaces of so many plans are replayed whole."""
@@ -68,39 +67,44 @@ class PlanSearch:
     Args:
         space: What to search.
         judge: Replays plans.
+        work: How it is worked on.
+
+    Raises:
+        ScenarioError: If the file that it is to go on from is of another search.
     """
 
-    def __init__(self, space: Space, judge: Judge) -> None:
+    def __init__(self, space: Space, judge: Judge, work: SearchWork | None = None) -> None:
         self._judge = judge
+        self._work = work or SearchWork()
         self._held = candidates(space)
-        self._bounds = bounds_of(judge, self._held.bases)
+        self._file = SearchFile(self._work.state, space)
+        held = self._file.read()
+        if held:
+            self._bounds = PlanBounds(**{name: held[name] for name in BOUNDS})
+            self._done = judged_of(held, self._plan)
+        else:
+            self._bounds = self._work.bounds(judge, self._held.bases)
+            self._done = {}
         self._least = self._bounds.step_ns
-        self._done: dict[int, Judged] = {}
+        self._file.write(self._bounds, self._done, now=not held)
 
     @property
     def size(self) -> int:
         """How many candidates there are."""
         return self._held.size
 
-    def run(
-        self,
-        *,
-        hbm_bytes: int | None = None,
-        ends: float | None = None,
-        exhaustive: int = 0,
-        rival_ratio: float = 0.0,
-        progress: Progress | None = None,
-    ) -> Found:
+    def _plan(self, row: int) -> JobPlan:
+        return self._held.bases[int(self._bounds.base[row])].at(int(self._bounds.within[row]))
+
+    def run(self, *, hbm_bytes: int | None = None, exhaustive: int = 0, rival_ratio: float = 0.0) -> Found:
         """Find the fastest plan.
 
         Args:
             hbm_bytes: Memory of a device, if less than the workload's.
-            ends: When the time is up, of ``time.monotonic``.
             exhaustive: Up to so many candidates are replayed whole.
             rival_ratio: Plans are replayed that may be slower than the best one by this.
-            progress: Told how many candidates there are, and how many are done.
         """
-        told = progress or unasked()
+        told = self._work.progress
         room = self._judge.workload.hbm_bytes if hbm_bytes is None else hbm_bytes
         order = np.flatnonzero(self._bounds.memory_bytes <= room)
         order = order[np.argsort(self._least[order], kind="stable")]
@@ -108,12 +112,12 @@ class PlanSearch:
         told.advance(self.size - len(order))
         judged: list[tuple[int, Judged]] = []
         refused: Counter[str] = Counter()
-        limit: float | None = None
+        best: int | None = None
         at, size = 0, _FIRST
-        while at < len(order) and (ends is None or time.monotonic() < ends or not judged):
+        while at < len(order) and not (self._work.is_over and judged):
             some = order[at : at + size]
-            if limit is not None and self.size > exhaustive:
-                some = some[self._least[some] <= limit]
+            if best is not None and self.size > exhaustive:
+                some = some[self._least[some] <= best * (1 + rival_ratio)]
             if not len(some):
                 break
             for row in self._replayed(some.tolist()):
@@ -122,17 +126,20 @@ class PlanSearch:
                     refused[done.refusal or MEMORY] += 1
                     continue
                 judged.append((row, done))
-                limit = min(limit or done.step_ns * 2, done.step_ns * (1 + rival_ratio))
+                if best is None or done.step_ns < best:
+                    best = done.step_ns
+                    self._work.best_so_far(best)
             at += len(some)
             told.advance(len(some))
             size = min(2 * size, _MOST)
-        return self._found(judged, refused, order, at, limit)
+        self._file.write(self._bounds, self._done, now=True)
+        return self._found(judged, refused, order, at, None if best is None else best * (1 + rival_ratio))
 
     def _replayed(self, rows: list[int]) -> list[int]:
         """Rows, of which those that were not are replayed."""
         new = [row for row in rows if row not in self._done]
-        plans = [self._held.bases[self._bounds.base[row]].at(int(self._bounds.within[row])) for row in new]
-        self._done.update(zip(new, self._judge.judge(plans), strict=True))
+        self._done.update(zip(new, self._judge.judge([self._plan(row) for row in new]), strict=True))
+        self._file.write(self._bounds, self._done)
         return rows
 
     def _found(

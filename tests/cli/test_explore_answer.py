@@ -1,0 +1,117 @@
+"""tracetool explore: the answer first, one screen, JSON as its schema says, and what it refuses."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+import jsonschema
+import pytest
+from helpers.recorded import ROOT
+
+from tracetool.cli import run
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+MODEL = """
+[model]
+name = "small"
+layers = 8
+hidden = 4096
+heads = 16
+ffn = 8192
+vocabulary = 32000
+gated = true
+fused_attention = true
+[training]
+sequence = 2048
+microbatches = 8
+tensor = 2
+pipeline = 2
+data = 2
+[device]
+name = "X"
+peak_tflops = 300
+hbm = "80GB"
+efficiency = "60%"
+"""
+FLEET = """
+placement = "tp,dp,pp"
+[[tier]]
+name = "hb"
+size = 2
+bandwidth = "300GB/s"
+[[tier]]
+name = "wan"
+size = 8
+shared_by = "pair"
+bandwidth = "10GB/s"
+latency = "1ms"
+"""
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> list[str]:
+    (tmp_path / "model.toml").write_text(MODEL)
+    (tmp_path / "fleet.toml").write_text(FLEET)
+    return [str(tmp_path / "model.toml"), "--network", str(tmp_path / "fleet.toml")]
+
+
+FEW = ["--try", "schedule=1f1b,zb-h1", "--leave", "placement,microbatch,recompute,sharing"]
+
+
+def test_the_answer_comes_first_and_fits_a_screen(files: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["explore", *files, *FEW]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].startswith("Run ")
+    assert len(lines) <= 24
+    assert max(map(len, lines[:-1])) <= 80
+    assert lines[-1].startswith("Next: tracetool explore")
+
+
+def test_json_is_as_its_schema_says(files: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The best plan is no slower than what each choice alone reaches; its plan is a baseline of the next call."""
+    assert run(["explore", *files, *FEW, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    jsonschema.validate(found, json.loads((ROOT / "schemas" / "exploration.schema.json").read_text()))
+    best, base = found["best"], found["base"]
+    assert best["step_ns"] <= min(one["best"]["step_ns"] for one in found["alone"])
+    assert found["faster_ratio"] == pytest.approx(base["step_ns"] / best["step_ns"] - 1)
+    assert found["shorter_ratio"] == pytest.approx(1 - best["step_ns"] / base["step_ns"])
+    assert found["candidates"] == found["replayed"] + sum({**found["pruned"], **found["refused"]}.values())
+    plan = {key: value for key, value in best["plan"].items() if value is not None}
+    text = "".join(f"{key} = {json.dumps(value)}\n" for key, value in plan.items())
+    (tmp_path / "best.toml").write_text(text)
+    assert run(["explore", *files, *FEW, "--json", "--baseline", str(tmp_path / "best.toml")]) == 0
+    again = json.loads(capsys.readouterr().out)["baselines"][0]
+    assert (again["name"], again["best"]["step_ns"]) == ("best", best["step_ns"])
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["--fix", "tp=3"], "do not divide into tp 3"),
+        (["--fix", "pp=5"], "do not divide into pp 5"),
+        (["--fix", "tp=2", "--fix", "pp=8"], "would fit"),
+        (["--fix", "tp=2", "--leave", "tp"], "both given and left"),
+        (["--fix", "tp=1,2"], "fixes tp at 2 values"),
+        (["--fix", "width=2"], "no axis named 'width'"),
+        (["--try", "schedule=1f1c"], "1f1b"),
+    ],
+)
+def test_what_cannot_be_is_said_ahead_of_the_search(
+    files: list[str], capsys: pytest.CaptureFixture[str], words: list[str], says: str
+) -> None:
+    assert run(["explore", *files, *words]) == 2
+    assert says in capsys.readouterr().err
+
+
+def test_a_fleet_that_is_too_small_is_said(
+    files: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "fleet.toml").write_text(FLEET.replace("size = 8", "size = 6"))
+    assert run(["explore", *files]) == 2
+    told = capsys.readouterr().err
+    assert "the job has 8 devices" in told
+    assert "make wan at least 8 devices large" in told
