@@ -10,9 +10,9 @@ import resource
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from tracetool.estimate.device import A100
-from tracetool.estimate.training import Training
-from tracetool.estimate.transformer import Experts, Transformer
+from tracetool.estimates.device import A100
+from tracetool.estimates.training import Training
+from tracetool.estimates.transformer import Experts, Transformer
 from tracetool.explore.judge import Judge
 from tracetool.explore.plan import JobPlan, Workload
 from tracetool.explore.search import PlanSearch
@@ -54,7 +54,7 @@ def test_a_million_plans(benchmark: BenchmarkFixture, request: pytest.FixtureReq
     def find() -> Found:
         return PlanSearch(space, Judge(workload)).run()
 
-    found = benchmark.pedantic(find, rounds=1)
+    found = benchmark.pedantic(find, rounds=1)  # type: ignore[no-untyped-call]
     benchmark.extra_info["plans"] = found.candidates
     benchmark.extra_info["replayed"] = found.replayed
     benchmark.extra_info["peak_gb"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6

@@ -165,5 +165,8 @@ def judged_of(held: Mapping[str, Any], plan_of: Callable[[int], JobPlan]) -> dic
         held: What is in the file.
         plan_of: Gives a plan by number.
     """
-    columns = [held[name].tolist() for name in ("numbers", *(f"judged_{name}" for name in _FIGURES), "refusals")]
-    return {number: Judged(plan_of(number), *figures) for number, *figures in zip(*columns, strict=True)}
+    figures = {name: held[f"judged_{name}"].tolist() for name in _FIGURES} | {"refusal": held["refusals"].tolist()}
+    return {
+        number: Judged(plan=plan_of(number), **{name: column[row] for name, column in figures.items()})
+        for row, number in enumerate(held["numbers"].tolist())
+    }

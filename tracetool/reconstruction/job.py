@@ -214,6 +214,11 @@ def record_job(
     Raises:
         NoPipeline: If there are none.
         TraceToolError: As ``reconstruct``.
+
+    Example:
+        >>> job = tt.record_job(run, found)
+        >>> job.numbers, len(job.firsts)
+        ((0,), 1)
     """
     pipelines = pipelines or sorted_pipelines(run)
     if not pipelines.alike:

@@ -225,7 +225,7 @@ def count_tables(run: Run) -> Counts:
     """Count the rows of a Run's large tables."""
     (comms,) = run.rows(_COMMS_SQL)
     return Counts(
-        events={row[0]: EventCounts(*row) for row in run.rows(_EVENTS_SQL)},
+        events={each.rank: each for each in map(EventCounts._make, run.rows(_EVENTS_SQL))},
         comms=CommCounts(*comms),
         memory=run.count("memory"),
         steps=[number for (number,) in run.rows("SELECT DISTINCT step FROM steps ORDER BY step")],
