@@ -111,18 +111,23 @@ def test_sweep_python_and_sql_say_the_same(
     for at, offer in enumerate(told["offers"]):
         best = offer["best"]
         assert _figures(swept["best"][at]) == _figures(best)
-        assert f"{best['schedule']}" in swept["headline"]
+        said = f"{best['schedule']}", f"{best['step_ns'] / 1e6:.1f} ms (±{best['seen_error_ratio']:.0%})"
+        assert [part for part in said if part not in swept["headline"]] == []
         mine = offers[at].best
         assert mine is not None
         assert (mine.schedule, mine.step_ns) == (best["schedule"], best["step_ns"])
+        assert mine.known_error is not None
+        assert mine.known_error.step_ratio == best["seen_error_ratio"]
+        assert list(mine.extra_forwards or ()) == (best["extra_forwards"] or [])
         target = str(tmp_path / f"{at}.run")
         links = ["--dc", "0-1,2-3", "--link", f"dc0-dc1={('25', '100')[at]}Gbit/s,10ms"]
         assert run(["replay", SAMPLE, "--schedule", best["schedule"], *links, "--run", target]) == 0
         capsys.readouterr()
-        query = f"SELECT step_ns FROM schedule_comparison WHERE timeline = '{best['schedule']}'"
+        figures = ["step_ns", "seen_error_ratio", "p2p"]
+        query = f"SELECT {', '.join(figures)} FROM schedule_comparison WHERE timeline = '{best['schedule']}'"
         assert run(["sql", target, query, "--json"]) == 0
         rows = json.loads(capsys.readouterr().out)
-        assert [row["step_ns"] for row in rows] == [best["step_ns"]]
+        assert rows == [{name: best[name] for name in figures}]
 
 
 def test_where_another_plan_is_best_the_first_one_is_told_beside_it(
