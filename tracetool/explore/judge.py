@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 MEMORY = "memory"
 """Why a plan is refused that needs more than a device has."""
-_KEPT = 20_000
+_KEPT = 2_000
 _TOGETHER = 256
 """Plans of one sweep of the engine."""
 

@@ -101,7 +101,7 @@ class Seats:
     lines: tuple[PipelineLine, ...]
 
 
-@lru_cache(maxsize=4096)
+@lru_cache(maxsize=512)
 def seats(network: Network, rule: str, degrees: Degrees) -> Seats:
     """Put a job on a network.
 
