@@ -159,5 +159,5 @@ def format_ranks(ranks: Iterable[int]) -> str:
 
 
 def format_count(count: int, noun: str) -> str:
-    """A number of things: ``1 record``, ``1,200 records``."""
-    return f"{count:,} {noun}{'' if count == 1 else 's'}"
+    """A number of things: ``1 record``, ``1,200 records``, ``8 microbatches``."""
+    return f"{count:,} {noun}{'' if count == 1 else 'es' if noun.endswith('ch') else 's'}"

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from tracetool.explore.seats import seats
 from tracetool.explore.transport import OverTiers
+from tracetool.units import format_count
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -72,6 +73,8 @@ class JobPlan:
     def order_text(self) -> str:
         """Its schedule, with stages per rank and extra forwards: ``geopipe +2``, ``interleaved x2``."""
         training = self.training
+        if training.stages == 1:
+            return "no pipeline"
         text = training.order_name
         if training.chunks > 1:
             text += f" x{training.chunks}"
@@ -91,8 +94,8 @@ class JobPlan:
         parts = [
             self.degrees_text,
             self.order_text,
-            f"{self.p2p_text} transfers",
-            f"{training.microbatches} microbatches of {training.batch}",
+            *([f"{self.p2p_text} transfers"] if training.stages > 1 else []),
+            f"{format_count(training.microbatches, 'microbatch')} of {training.batch}",
             f"recompute {training.recompute}",
             f"placed {self.seats_rule}",
         ]

@@ -93,9 +93,10 @@ def details(done: Exploration, best: Judged) -> list[str]:
         gradients = f"gradients reduced by {plan.collectives}"
         gradients += " beside the last backward" if how.overlap_reduction else ""
     turns = ", pipelines take turns on the link" if plan.sharing == "temporal" else ""
+    sent = f"{plan.p2p_text} transfers, " if how.stages > 1 else ""
     return [
-        f"  placed {plan.seats_rule}; {how.microbatches} microbatches of {how.batch}, recompute {how.recompute}, "
-        f"{plan.p2p_text} transfers, {gradients}{turns}",
+        f"  placed {plan.seats_rule}; {format_count(how.microbatches, 'microbatch')} of {how.batch}, recompute "
+        f"{how.recompute}, {sent}{gradients}{turns}",
         f"  {format_size(best.peak_hbm_bytes)} of HBM on the fullest of {format_count(how.devices, 'device')}; "
         f"{format_size(crossing)} over {outer} a step",
     ]
@@ -133,7 +134,7 @@ def _short(name: str, judged: Judged) -> str:
     texts = {
         "degrees": plan.degrees_text,
         "placement": plan.seats_rule,
-        "schedule": f"{plan.order_text}, {plan.p2p_text}",
+        "schedule": f"{plan.order_text}, {plan.p2p_text}" if plan.training.stages > 1 else plan.order_text,
         "microbatch": f"{plan.training.microbatches} of {plan.training.batch}",
         "recompute": plan.training.recompute,
         "network": f"{plan.collectives}{' beside' if plan.training.overlap_reduction else ''}, {plan.sharing}",
