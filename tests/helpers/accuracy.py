@@ -36,7 +36,7 @@ SPLIT = "zbh1_m8"
 CHANGES: tuple[Change, ...] = ("inside", "links", "scenario")
 FILES = ("measured.json", "measured-per-edge.json")
 H200_PP2 = "h200-pp2"
-OTHER_RUNTIMES = ("deepspeed", "fsdp", "three-dcs", "megatron-vpp2")
+OTHER_RUNTIMES = ("deepspeed", "fsdp", "three-dcs", "megatron-vpp2", "megatron-m4")
 H200_MEMORY = "h200-memory"
 RECORDINGS: dict[Backwards, tuple[str, ...]] = {"whole": (*WHOLE, H200_PP2), "split": (SPLIT,)}
 """Which recordings the errors of a change are learned from."""

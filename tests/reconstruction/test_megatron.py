@@ -55,6 +55,18 @@ def test_interleaved_steps_in_batches_and_overlapped_are_predicted() -> None:
     assert max(map(abs, overlapped)) <= 0.015
 
 
+def test_four_microbatches_predict_more_and_other_orders() -> None:
+    """Steps without a profiler, from one of 4 microbatches to 16, and of stages cut in two."""
+    done = validate(
+        Sources(looked_at(small("megatron-m4"))),
+        read_measurements(ROOT / "tests" / "data" / "megatron-m4" / "measured.json"),
+    )
+    errors = [row.error_ratio for row in done.rows if row.error_ratio is not None]
+    assert len(errors) == 6
+    assert max(map(abs, errors)) <= 0.06
+    assert sum(map(abs, errors)) / len(errors) <= 0.03
+
+
 def test_layers_that_half_of_the_actions_speak_against_are_unknown() -> None:
     """Each of its four stages has one layer, within which a forward does some things twice, a backward nothing."""
     found = looked_at(run_of(data("megatron", "vpp2_overlap_m8")))

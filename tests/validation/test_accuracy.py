@@ -33,6 +33,7 @@ IN_TABLES = (
     ("fsdp", "all"),
     ("three-dcs", "all"),
     ("megatron-vpp2", "all"),
+    ("megatron-m4", "all"),
 )
 
 
