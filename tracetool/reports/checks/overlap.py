@@ -9,7 +9,7 @@ from tracetool.overlap.prediction import FEW_RECORDINGS, FEW_RECORDINGS_NEW_KERN
 from tracetool.reports.answer.text import Note, fitted_table, lines_left, wrapped
 from tracetool.reports.checks.overlap_json import left_texts, untried
 from tracetool.reports.checks.validation import InputInfo  # noqa: TC001 - msgspec reads it
-from tracetool.units import format_bandwidth, format_bits, format_duration
+from tracetool.units import format_bandwidth, format_bits, format_count, format_duration
 
 if TYPE_CHECKING:
     from tracetool.overlap.answer import LayerSide, OverlapAnswer, WayTime
@@ -158,7 +158,7 @@ def _few(done: OverlapAnswer) -> list[Note]:
         done.machine.call_recordings,
         f"±{HOST_BOUND.time_ratio:.0%} instead of ±{FEW_RECORDINGS.time_ratio:.0%}",
     )
-    return [Note(f"the host's calls rest on {number} recordings; four give host-bound ways {less}")]
+    return [Note(f"the host's calls rest on {format_count(number, 'recording')}; four give host-bound ways {less}")]
 
 
 def _left(done: OverlapAnswer, *, verbose: bool) -> list[Note]:

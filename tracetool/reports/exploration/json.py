@@ -30,7 +30,7 @@ class JudgedInfo(msgspec.Struct, kw_only=True):
     """A plan, replayed."""
 
     text: Annotated[str, doc("The plan in one line.")]
-    plan: Annotated[PlanTable, doc("The plan, as a file for --baseline has it.")]
+    plan: Annotated[PlanTable, doc("The plan, as a baseline file has it.")]
     step_ns: Annotated[int | None, doc("First forward to the end of the optimizer; null if it cannot run.")]
     window_ns: Annotated[int | None, doc("First forward to last backward; null if it cannot run.")]
     reduction_ns: Annotated[int | None, doc("Gradient reduction after the last backward; null if it cannot run.")]
@@ -71,7 +71,7 @@ class WeighedInfo(msgspec.Struct, kw_only=True):
     """A plan over all failures."""
 
     text: Annotated[str, doc("The plan in one line.")]
-    plan: Annotated[PlanTable, doc("The plan, as a file for --baseline has it.")]
+    plan: Annotated[PlanTable, doc("The plan, as a baseline file has it.")]
     whole_ns: Annotated[int, doc("Its step while all is whole.")]
     worst_ns: Annotated[int, doc("Its longest step.")]
     expected_ns: Annotated[float | None, doc("Its mean step over the time; null if no share of it was said.")]
