@@ -112,11 +112,12 @@ def assert_other_what_ifs(capsys: pytest.CaptureFixture[str], tmp_path: Path, ba
 @pytest.mark.parametrize("name", [f.name for f in fields(Taken)])
 def test_what_was_taken_from_elsewhere_is_seen(capsys: pytest.CaptureFixture[str], tmp_path: Path, name: str) -> None:
     """Of two other recordings, and of one and none."""
-    values: list[Any] = [{2: 0}, {2: 1}] if name == "copied_ranks" else ["one", "two"]
+    others: dict[str, list[Any]] = {"copied_ranks": [{2: 0}, {2: 1}], "copied_spread_ratio": [0.01, 0.02]}
+    values = others.get(name, ["one", "two"])
     taken = [msgspec.to_builtins(TakenInfo(**{name: value}), str_keys=True) for value in values]
     one, two = (with_scenario(tmp_path / f"{n}.json", PLACED, taken=taken[n]) for n in range(2))
     none = with_scenario(tmp_path / "none.json", PLACED)
-    for other, told in ((two, name), (none, name if name == "copied_ranks" else f"{name}, taken")):
+    for other, told in ((two, name), (none, name if name in others else f"{name}, taken")):
         assert as_json(capsys, 1, one, other)["failures"] == [f"the sides replayed different scenarios ({told})"]
 
 

@@ -212,7 +212,7 @@ def test_what_does_not_fit_is_dashed_and_where_nothing_fits_is_hatched() -> None
         figure = laid_out(lambda sweep=sweep: sweep_lines_figure(sweep))  # type: ignore[misc]
         styles = [line.is_dashed() for line in figure.axes[0].lines if len(points_of(line)) == 2]
         assert styles.count(True) == dashed * (len(BANDWIDTHS) - 1)
-        assert ("no schedule fits" in words(figure)) is hatched
+        assert ("where no schedule fits" in words(figure)) is hatched
         assert ("does not fit the HBM limit" in words(figure)) is (dashed > 0)
 
 
@@ -247,7 +247,7 @@ def test_map_says_step_and_gain_and_what_limits() -> None:
 
 def test_where_nothing_fits_there_is_no_number() -> None:
     figure = laid_out(lambda: sweep_map_figure(over_both(9 * GIB)))
-    assert "no schedule fits" in words(figure)
+    assert "where no schedule fits" in words(figure)
     assert not any("\n" in text for text in words(figure))
 
 
