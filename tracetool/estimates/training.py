@@ -6,9 +6,10 @@ from collections.abc import Mapping  # noqa: TC003
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from itertools import product
-from typing import TYPE_CHECKING, Literal, Protocol
+from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol
 
 from tracetool.errors import ScenarioError, UnsupportedShape
+from tracetool.model.action import ActionKind
 from tracetool.model.pipeline import BLOCKING
 from tracetool.model.schedule import PipelineShape
 from tracetool.network.collectives import collective_ns
@@ -166,6 +167,32 @@ def order_of(name: str, stages: int, chunks: int, microbatches: int, extra: tupl
     if kind.needs_costs:
         raise UnsupportedShape(f"{name} is made from costs, and shapes name orders alone.", hint="take another one")
     return build_schedule(name, _shape(name, stages, chunks, microbatches), extra_forwards=extra or None)
+
+
+class OrderTraits(NamedTuple):
+    """What orders of a schedule have in common, whatever their shape.
+
+    Attributes:
+        blocks: Whether they are meant for blocking transfers.
+        batched: Whether runtimes with such transfers run them in batches all the same.
+        splits: Whether backwards run in halves.
+    """
+
+    blocks: bool
+    batched: bool
+    splits: bool
+
+
+@lru_cache(maxsize=256)
+def traits_of(name: str, chunks: int) -> OrderTraits:
+    """Those of a schedule, read from a small order of it.
+
+    Raises:
+        UnsupportedShape: If it has none of so many stages per rank, holds the model twice, or is made from costs.
+    """
+    small = order_of(name, 2, chunks, 8)
+    splits = any(action.kind is ActionKind.BACKWARD_INPUT for order in small.orders for action in order)
+    return OrderTraits(small.blocking, small.batched, splits)
 
 
 Group = Literal["tp", "cp", "ep", "gradients", "expert_gradients"]

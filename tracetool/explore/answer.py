@@ -10,6 +10,7 @@ from tracetool.explore.judge import Judge
 from tracetool.explore.progress import SearchWork
 from tracetool.explore.search import EXHAUSTIVE, RIVAL_RATIO, PlanSearch
 from tracetool.explore.space import DEGREES, schedules
+from tracetool.schedules import REFERENCE
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -217,7 +218,7 @@ def _baselines(space: Space, judge: Judge, compared: Mapping[str, JobPlan]) -> I
     turns = space.only(*DEGREES, "microbatch")
     turns = replace(
         turns,
-        given={**turns.given, "placement": (f"pp across {outer}",), "schedule": ("1f1b",), "sharing": ("temporal",)},
+        given={**turns.given, "placement": (f"pp across {outer}",), "schedule": (REFERENCE,), "sharing": ("temporal",)},
     )
     yield _alternative("stages in turns (Atlas)", turns, judge)
 

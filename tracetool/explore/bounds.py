@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from tracetool.estimates.form import FIGURES, HeldMost
+from tracetool.estimates.training import traits_of
 from tracetool.schedules import kind_of
 
 if TYPE_CHECKING:
@@ -36,11 +37,6 @@ if TYPE_CHECKING:
 
     Int64s = np.ndarray[Any, np.dtype[np.int64]]
     Bools = np.ndarray[Any, np.dtype[np.bool_]]
-
-_SPLITTING = frozenset(
-    ("zb-h1", "zb-h2", "zb-v", "v-half", "v-min", "interleaved-zero-bubble", "dualpipev", "dualpipe")
-)
-"""Schedules that may run halves of backwards; of all others backwards are whole."""
 
 
 @dataclass(frozen=True)
@@ -150,9 +146,10 @@ def joined(parts: Sequence[PlanBounds], sizes: Sequence[int]) -> PlanBounds:
 
 def _sort(order: PlanOrder, training: Training) -> tuple[object, ...]:
     """What an order is to the bounds."""
-    grouped = order.schedule in ("", "gpipe") and order.p2p is None
+    traits = traits_of(training.order_name, training.chunks)
+    grouped = traits.blocks and order.p2p is None
     placement = kind_of(order.schedule).placement if order.schedule else "loop"
-    return order.chunks, placement, order.schedule in _SPLITTING, training.messages_hold_up, grouped
+    return order.chunks, placement, traits.splits, training.messages_hold_up, grouped
 
 
 def _add(
@@ -167,7 +164,8 @@ def _add(
     plan = base.at(within)
     how = plan.training
     most = 0
-    kind = _Kind(_bare(how), how.order_name in _SPLITTING, how.p2p is None and how.order_name in _BLOCKING_ONE)
+    traits = traits_of(how.order_name, how.chunks)
+    kind = _Kind(_bare(how), traits.splits, how.p2p is None and traits.blocks)
     for over, costs in judge.costs(plan):
         key = kind, how.messages_hold_up, plan.sharing, over.line
         if key not in known:
@@ -178,9 +176,6 @@ def _add(
         stacks[kind].append(_BoundRow(number, figures, tails, link + min(tails) if link else 0))
         most = max(most, _least_bytes(how, costs))
     memory.append(most)
-
-
-_BLOCKING_ONE = ("1f1b", "gpipe")
 
 
 def _bare(how: Training) -> PipelineShape:

@@ -9,6 +9,7 @@ from itertools import product
 from typing import TYPE_CHECKING, NamedTuple
 
 from tracetool.errors import BadTopology, UnknownName
+from tracetool.estimates.training import traits_of
 from tracetool.explore.plan import JobPlan, pipelines_sharing
 from tracetool.explore.seats import seats
 from tracetool.network.placement import DIMENSIONS, Degrees, offsets
@@ -218,7 +219,7 @@ def _orders_of(
             extras = _extras(name, depths, ranks, microbatches, boundaries)
             found += (
                 PlanOrder("" if name == _default_of(wide) else name, wide, extra, mode)
-                for extra, mode in product(extras, _modes(name, modes if ranks > 1 else modes[:1]))
+                for extra, mode in product(extras, _modes(name, wide, modes if ranks > 1 else modes[:1]))
             )
     return tuple(dict.fromkeys(found)), absent
 
@@ -247,9 +248,10 @@ def _extras(
             yield extra
 
 
-def _modes(name: str, modes: Sequence[P2PMode]) -> Iterator[P2PMode | None]:
+def _modes(name: str, chunks: int, modes: Sequence[P2PMode]) -> Iterator[P2PMode | None]:
     """Ways to issue messages that an order can have; None is its own."""
-    blocking = name in (REFERENCE, REFERENCE_OF_CHUNKS, "gpipe")
+    traits = traits_of(name, chunks)
+    blocking = traits.blocks or traits.batched
     for mode in modes:
         if mode in ("grouped", "blocking") and not blocking:
             continue

@@ -11,6 +11,7 @@ import shlex
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from tracetool.estimates.training import traits_of
 from tracetool.network.placement import DIMENSIONS, place
 from tracetool.schedules import REFERENCE, REFERENCE_OF_CHUNKS, kind_of
 
@@ -152,8 +153,6 @@ _TORCH_NAMES = {
     "interleaved-zero-bubble": "InterleavedZeroBubble", "zb-v": "ZBVZeroBubble", "dualpipev": "DualPipeV",
 }  # fmt: skip
 """What ``get_schedule_class`` of torch.distributed.pipelining knows; others run from a file of actions."""
-_BY_ITSELF = ("1f1b", "gpipe")
-"""Of torch's, those of one stage per rank, which issue their transfers in batches of their own."""
 
 
 def _titan_flags(model: Transformer, plan: JobPlan) -> Iterator[Flag]:
@@ -231,7 +230,7 @@ def _titan_order(plan: JobPlan) -> Iterator[str]:
     if training.order_name not in _TORCH_NAMES and not _runs_from_file(training):
         yield f"it has no {plan.order_text}, whose stages lie in a V, nor places them so for a file of actions"
         return
-    usual = "grouped" if training.order_name in _BY_ITSELF else "in-order"
+    usual = "grouped" if traits_of(training.order_name, training.chunks).blocks else "in-order"
     if plan.p2p_text != usual:
         yield f"{plan.order_text} issues its transfers {usual}, not {plan.p2p_text}"
 
