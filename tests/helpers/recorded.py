@@ -162,6 +162,8 @@ _known: dict[object, _Reconstructed] = {}
 def _content(run: Run) -> tuple[str, ...]:
     manifest = run.manifest
     read = json.dumps([manifest.get("digest"), manifest.get("sources"), manifest.get("missing_ranks")])
+    if run.is_overlaid:
+        return read, str(run.path), json.dumps(run.sources)
     unchanged = run.path.parent == Path(os.environ.get("TRACETOOL_CACHE", os.devnull)) or run.path in _as_read
     return (read,) if unchanged else (read, str(run.path))
 

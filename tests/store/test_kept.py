@@ -116,7 +116,11 @@ class _Program:
 def test_a_kept_value_runs_nothing(copied: Run, tmp_path: Path) -> None:
     """A Run may come from anywhere: neither the standard library nor a function of the product is called."""
     target = tmp_path / "called"
-    for value in (_Program(eval, f"open({str(target)!r}, 'w')"), _Program(small, "x"), _Program(Path, "x")):
+    for value in (
+        _Program(eval, f"open({str(target)!r}, 'w')"),
+        _Program(small, "x"),
+        _Program(Path, "x"),
+    ):
         copied.keep(KEPT, None)
         file = copied.path / f"{KEPT}.kept"
         file.write_bytes(file.read_bytes()[:32] + zlib.compress(pickle.dumps(value)))

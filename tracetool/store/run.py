@@ -57,10 +57,18 @@ class _OwnValues(pickle.Unpickler):
 
     def find_class(self, module: str, name: str) -> Any:
         """A dataclass, named tuple or enumeration of the product."""
+        if (module, name) == ("builtins", "getattr"):
+            return _member  # how Python 3.11 writes members of enumerations up to 3.11.3
         found = getattr(import_module(module), name) if module.startswith(f"{_PACKAGE}.") else None
         if isinstance(found, type) and (issubclass(found, Enum | tuple) or is_dataclass(found)):
             return found
         raise pickle.UnpicklingError(f"{module}.{name} is no value")
+
+
+def _member(of: object, name: str) -> Enum:
+    if not (isinstance(of, type) and issubclass(of, Enum)):
+        raise pickle.UnpicklingError(f"{of!r} is no enumeration")
+    return of[name]
 
 
 class RunWriter:
@@ -202,10 +210,7 @@ class Run(Lens):
     @property
     def size_bytes(self) -> int:
         """Of the files that questions of it open."""
-        return sum(
-            size for name, size in self._sizes.items()
-            if name in self._narrowed.get(name.partition("/")[0], (name,))
-        )  # fmt: skip
+        return sum(s for n, s in self._sizes.items() if n in self._narrowed.get(n.partition("/")[0], (n,)))
 
     @property
     def connection(self) -> duckdb.DuckDBPyConnection:
