@@ -137,7 +137,11 @@ def slowest(timeline: Timeline, ranks: int, stages: int) -> Timeline:
         stages: Stages of one pipeline.
     """
     last = max(timeline.ops, key=lambda op: (op.end_ns, -op.rank)).rank // ranks
-    return replace(one_of(timeline, last, ranks, stages), global_ranks=timeline.global_ranks[:ranks])
+    # What copies do on the links that they share is part of why it took so long.
+    shared = tuple(replace(one, rank=one.rank - last * ranks) for one in timeline.collectives)
+    return replace(
+        one_of(timeline, last, ranks, stages), global_ranks=timeline.global_ranks[:ranks], collectives=shared
+    )
 
 
 def one_of(timeline: Timeline, place: int, ranks: int, stages: int) -> Timeline:
