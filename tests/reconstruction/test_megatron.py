@@ -44,7 +44,10 @@ def test_interleaved_stages_in_batches_for_two_neighbours_are_read() -> None:
 
 
 def test_interleaved_steps_in_batches_and_overlapped_are_predicted() -> None:
-    """Steps without a profiler. Over sockets messages take 0.04 to 4 ms, which holds the batches of neighbours up."""
+    """Steps without a profiler. Over sockets messages take 0.04 to 4 ms, which holds batches of neighbours up.
+
+    Figures as seen, rounded up.
+    """
     done = validate(
         Sources(looked_at(small("megatron-vpp2"))),
         read_measurements(ROOT / "tests" / "data" / "megatron-vpp2" / "measured.json"),

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from helpers.made_job import MadeJob, Simulated, simulate
 from helpers.made_traces import write_job
 from helpers.notices import texts
-from helpers.recorded import h100, looked_at
+from helpers.recorded import data, derived, h100, looked_at
 
 import tracetool as tt
 from tracetool.cli import run as command
@@ -113,16 +113,16 @@ def test_what_is_of_one_pipeline_is_refused(straggling: _Made) -> None:
         tt.answer(straggling.found, "1f1b", pipelines=straggling.joined(), jitter_seed=1)
 
 
-def test_replay_takes_all_where_they_differ(
+def test_replay_takes_all_together_where_asked_and_says_where_they_differ(
     straggling: _Made, equal: _Made, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def printed(*words: object) -> str:
         assert command(["replay", *map(str, words), "-q"]) == 0
         return capsys.readouterr().out
 
-    text = printed(straggling.path, "--schedule", "gpipe")
+    text = printed(straggling.path, "--schedule", "gpipe", "--all-pipelines")
     assert "pipeline 2 sets the step: the kernels of rank 6 take" in text
-    told = json.loads(printed(straggling.path, "--schedule", "gpipe", "--json"))
+    told = json.loads(printed(straggling.path, "--schedule", "gpipe", "--json", "--all-pipelines"))
     assert told["pipelines"]["joined"] is True
     assert [kind["numbers"] for kind in told["pipelines"]["alike"]] == [[0, 1], [2], [3]]
     slowest = told["baseline"]["slowest"]
@@ -130,6 +130,12 @@ def test_replay_takes_all_where_they_differ(
     one = json.loads(printed(straggling.path, "--schedule", "gpipe", "--json", "--pipeline", 0))
     assert one["pipelines"] is one["results"][0]["slowest"] is None
     assert one["baseline"]["step_ns"] < told["baseline"]["step_ns"]
+    by_itself = json.loads(printed(straggling.path, "--schedule", "gpipe", "--json"))
+    assert by_itself["pipelines"]["joined"] is False
+    assert by_itself["baseline"]["step_ns"] == one["baseline"]["step_ns"]
+    (differ,) = [note for note in by_itself["notes"] if "pipelines differ" in note]
+    assert "kernels of rank 6 take 2" in differ
+    assert "tracetool replay RUN --all-pipelines" in differ
     same = json.loads(printed(equal.path, "--json"))
     assert same["pipelines"]["joined"] is False
     asked = json.loads(printed(equal.path, "--json", "--all-pipelines"))
@@ -137,8 +143,46 @@ def test_replay_takes_all_where_they_differ(
     assert asked["baseline"]["step_ns"] == same["baseline"]["step_ns"]
 
 
+def test_every_face_replays_the_same_pipeline_where_they_differ(capsys: pytest.CaptureFixture[str]) -> None:
+    """One truth, over a link: replay, sweep, advise and explain take one pipeline unless all are asked for."""
+    recording, place = (
+        str(derived(data("h100-pp4", "traces", "tp2pp2_1f1b_m8")).path),
+        ["--schedule", "1f1b", "--dc", "0,1"],
+    )
+    link = ["--link", "dc0-dc1=25Gbit/s,10ms"]
+
+    def asked(verb: str, *words: str) -> dict[str, Any]:
+        assert command([verb, recording, *place, *words, "--json", "-q"]) == 0
+        found: dict[str, Any] = json.loads(capsys.readouterr().out)
+        return found
+
+    replayed = asked("replay", *link)
+    assert any("pipelines differ" in note for note in replayed["notes"])
+    steps = {
+        "replay": replayed["results"][0]["step_ns"],
+        "sweep": asked("sweep", "--bandwidth", "25Gbit/s", "--latency", "10ms", "--no-knees")["points"][0]["step_ns"],
+        "advise": asked("advise", *link)["best"]["step_ns"],
+        "explain": asked("explain", *link)["step_ns"],
+    }
+    assert len(set(steps.values())) == 1, steps
+
+
 def test_sql_names_the_pipeline_and_the_rank(straggling: _Made, tmp_path: Path) -> None:
-    assert command(["replay", str(straggling.path), "--schedule", "gpipe", "-q", "--run", str(tmp_path / "y.run")]) == 0
+    assert (
+        command(
+            [
+                "replay",
+                str(straggling.path),
+                "--schedule",
+                "gpipe",
+                "-q",
+                "--all-pipelines",
+                "--run",
+                str(tmp_path / "y.run"),
+            ]
+        )
+        == 0
+    )
     rows = tt.open_run(tmp_path / "y.run").query(
         "SELECT timeline, slowest_pipeline, slowest_rank FROM schedule_comparison ORDER BY timeline"
     )

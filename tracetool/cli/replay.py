@@ -44,7 +44,7 @@ from tracetool.cli.question import (
     question_options,
 )
 from tracetool.cli.settings import alone
-from tracetool.errors import AlreadyExists, MissingRank, ReconstructError, ScenarioError, ScheduleError, StoreError
+from tracetool.errors import AlreadyExists, ScenarioError, StoreError
 from tracetool.model.schedule import OBSERVED
 
 if TYPE_CHECKING:
@@ -174,7 +174,7 @@ _OF_ONE = ("pipeline", "each_step", "jitter", "overlap", "copy_missing_ranks", "
 
 
 def _pipelines(question: Question, *, asked: bool) -> WholeJob | SortedPipelines | None:
-    """The pipelines of the recording: with their costs where they differ, or all were asked for.
+    """The pipelines of the recording: with their costs where all were asked for, else which of them are alike.
 
     Args:
         question: What was asked of which recording.
@@ -197,16 +197,9 @@ def _pipelines(question: Question, *, asked: bool) -> WholeJob | SortedPipelines
     if given or len({place.pipeline for place in places} - {None}) < 2:
         return None
     known = sorted_pipelines(question.run)
-    located = {rank for rank, _ in question.scenario.topology.rank_dcs}
-    is_open = bool(question.scenario.topology.dcs) and not all(p.rank in located for p in places if p.recorded)
-    if not known.alike or not (asked or known.differ) or (is_open and not asked):
-        return known if known.alike and not known.differ else None
-    try:
+    if asked:
         return record_job(question.run, question.found, known, change=question.borrow)
-    except (ReconstructError, MissingRank, ScheduleError):
-        if asked:
-            raise
-        return None
+    return known if known.alike else None
 
 
 @click.command()
@@ -238,8 +231,7 @@ def _pipelines(question: Question, *, asked: bool) -> WholeJob | SortedPipelines
 @click.option(
     "--all-pipelines",
     is_flag=True,
-    help="Replay all pipelines together, joined by their gradient reductions; default: where their costs differ by "
-    "more than 2 %, and no --pipeline was chosen.",
+    help="Replay all pipelines together, joined by their gradient reductions; default: the first one by itself.",
 )
 @click.option(
     "--equalize",

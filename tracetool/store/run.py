@@ -58,7 +58,7 @@ class _OwnValues(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Any:
         """A dataclass, named tuple or enumeration of the product."""
         if (module, name) == ("builtins", "getattr"):
-            return _member  # how Python 3.11 writes members of enumerations up to 3.11.3
+            return _member  # how Python 3.11.2 writes members of enumerations
         found = getattr(import_module(module), name) if module.startswith(f"{_PACKAGE}.") else None
         if isinstance(found, type) and (issubclass(found, Enum | tuple) or is_dataclass(found)):
             return found

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from tracetool.errors import Option, ScenarioError
+from tracetool.errors import Option, ScenarioError, command_or_call
 from tracetool.model.notice import Notice, NoticeCode, SubjectKind
 from tracetool.model.scenario import Scenario
 from tracetool.reconstruction.job import ALIKE_RATIO
@@ -96,6 +96,9 @@ def pipeline_notes(
         return list(notes)
     slowest = results[0].slowest
     if slowest is None:
+        if pipelines.differ:
+            differ = Notice(NoticeCode.PIPELINES_DIFFER, _differ_text(pipelines))
+            return [differ, *(note for note in notes if note.code is not NoticeCode.PIPELINES_LEFT_OUT)]
         told = Notice(NoticeCode.PIPELINES_ALIKE, _alike_text(pipelines))
         return [told if note.code is NoticeCode.PIPELINES_LEFT_OUT else note for note in notes]
     kept = [note for note in notes if note.code not in _OF_ONE]
@@ -125,6 +128,17 @@ def _alike_text(pipelines: SortedPipelines) -> str:
     count = format_count(len(alike.numbers), "equal pipeline")
     text = f"{count} side by side (costs of their ranks within {alike.apart_ratio:.1%}): this is the first"
     return text + _left_out_text(pipelines)
+
+
+def _differ_text(pipelines: SortedPipelines) -> str:
+    rank, ratio = max(pipelines.slower.items(), key=lambda item: item[1], default=(None, 0.0))
+    stands_out = rank is not None and ratio > ALIKE_RATIO
+    slow = f" (kernels of rank {rank} take {ratio:.1%} longer than others of its stage)" if stands_out else ""
+    together = command_or_call("tracetool replay RUN --all-pipelines", "pipelines=tt.record_job(run, found)")
+    return (
+        f"pipelines differ by more than {ALIKE_RATIO:.0%}{slow}, and a step is as slow as its slowest: this is one by "
+        f"itself, {together} takes all together"
+    )
 
 
 def _joined_text(pipelines: SortedPipelines) -> str:
