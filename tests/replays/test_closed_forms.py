@@ -18,7 +18,9 @@ from tracetool.model.pipeline import P2P_MODES, Launch, Pipeline
 from tracetool.model.scenario import Scenario
 from tracetool.model.schedule import PipelineShape
 from tracetool.model.timeline import measure
+from tracetool.model.topology import Topology
 from tracetool.replays import p2p_of, replay
+from tracetool.replays.side_by_side import side_by_side
 from tracetool.schedules import build_schedule
 
 if TYPE_CHECKING:
@@ -86,15 +88,20 @@ def test_window_and_bubble_over_free_transfers(p: int, schedule: str, mode: P2PM
 @pytest.mark.parametrize("mode", ["grouped", "per-edge", "posted-ahead"])
 @pytest.mark.parametrize(("p", "v"), [(2, 2), (3, 2), (4, 2), (4, 3), (8, 2), (8, 4)])
 def test_interleaved_window_over_free_transfers(p: int, v: int, mode: P2PMode) -> None:
-    """Window (m + (p-1)/v)(f+b), f and b those of a whole rank: arXiv 2104.04473; Megatron's batches reach it too."""
+    """Window (m + (p-1)/v)(f+b), f and b those of a whole rank: arXiv 2104.04473; Megatron's batches reach it too.
+
+    So do pipelines side by side, which share nothing here.
+    """
     for m, buffered in product((p, 2 * p, 5 * p), (False, True)):
         stages = pipeline(p * v, m, 3, 5)
         measured = Pipeline(
             stages.stages, stages.ranks[:p], build_schedule("interleaved", PipelineShape(p, m, v)), "grouped", step=0,
             buffered=buffered,
         )  # fmt: skip
-        done = replay(measured, measured.observed, scenario(p2p=mode))
-        assert measure(done.timeline).window_ns == (m * v + p - 1) * (3 + 5)
+        for copies in (1, 3):
+            many, order, topology = side_by_side(measured, measured.observed, Topology(), copies)
+            done = replay(many, order, scenario(topology, mode))
+            assert measure(done.timeline).window_ns == (m * v + p - 1) * (3 + 5)
 
 
 @pytest.mark.parametrize(("p", "mode"), [(2, "per-edge"), (3, "grouped"), (8, "grouped")])

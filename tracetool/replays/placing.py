@@ -200,11 +200,11 @@ def _batch_units(flow: Flow) -> tuple[bool, Int32s, Int32s]:
     if shape.chunks == 1 or shape.placement != "loop" or flow.schedule.overlaps:
         return False, flow.opens, flow.closes
     opens, closes = flow.opens.copy(), flow.closes.copy()
-    forwards = shape.microbatches * shape.chunks
+    ranks, forwards = shape.ranks // shape.copies, shape.microbatches * shape.chunks
     group = int(np.argmax(np.append(flow.stage[:forwards] != 0, True)))  # forwards through a chunk before the next one
     for rank, (begin, end) in enumerate(pairwise(flow.first.tolist())):
         ahead = np.flatnonzero(flow.kind[begin:end] == FORWARD)
-        warm_up = 2 * (shape.ranks - rank - 1) + (shape.chunks - 1) * group
+        warm_up = 2 * (ranks - rank % ranks - 1) + (shape.chunks - 1) * group
         steady = np.arange(max(0, forwards - warm_up), dtype=np.int32)
         in_turn = np.append(np.arange(min(warm_up, forwards)), warm_up + 2 * steady)
         is_whole = np.isin(flow.kind[begin:end], (FORWARD, BACKWARD)).all() and end - begin == 2 * forwards
