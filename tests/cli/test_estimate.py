@@ -78,6 +78,7 @@ def test_a_model(model: str, capsys: pytest.CaptureFixture[str], monkeypatch: py
     assert found["step_ns"] == pytest.approx(1.1e9, rel=2e-5)
     assert found["mfu_ratio"] < found["hfu_ratio"] < 0.43
     assert len(found["peak_hbm_bytes"]) == 1
+    assert found["shared_tiers"] == []
     assert found["fitted_on"] == ["as it is"]
     assert [row["fitted"] for row in found["rows"]] == [True, False]
     assert found["mape_ratio"] == found["max_error_ratio"] == abs(found["rows"][1]["error_ratio"])
@@ -126,6 +127,24 @@ def test_plans(sailor: list[str], capsys: pytest.CaptureFixture[str], monkeypatc
 
 
 TWO_DCS = str(NETWORKS / "two-dcs.toml")
+
+
+@pytest.mark.parametrize(("replicas", "shared"), [(2, ["wan"]), (1, [])])
+def test_tiers_that_pipelines_share_are_said(
+    replicas: int, shared: list[str], capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """Two stages over a link that all devices of a DC share: of two replicas, and of one pipeline that has it alone."""
+    network, job = tmp_path / "n.toml", tmp_path / "job.toml"
+    inner = f'[[tier]]\nname = "hb"\nsize = {replicas}\nbandwidth = "450GB/s"\n' if replicas > 1 else ""
+    wan = f'[[tier]]\nname = "wan"\nsize = {2 * replicas}\nbandwidth = "10GB/s"\nshared_by = "pair"\n'
+    network.write_text(inner + wan, encoding="utf-8")
+    shape = MODEL.split("[[measured]]", maxsplit=1)[0]
+    shape = shape.replace("tensor = 8", f"tensor = 1\npipeline = 2\ndata = {replicas}\nmicrobatches = 4")
+    job.write_text(shape + 'efficiency = "50%"\n', encoding="utf-8")
+    words = [str(job), "--network", str(network)]
+    assert _json(words, "estimate", capsys)["shared_tiers"] == shared
+    assert run(["estimate", *words]) == 0
+    assert ("devices share wan" in capsys.readouterr().out) is bool(shared)
 
 
 @pytest.mark.parametrize(

@@ -47,6 +47,16 @@ class Estimated(Pictured):
             abs(row.error_ratio) for row in self.measured if row.error_ratio is not None and not self.is_fitted(row)
         ]
 
+    @property
+    def shared_tiers(self) -> list[str]:
+        """Tiers that devices of several pipelines share: each message and collective is given the whole of them."""
+        training = self.job.job.training
+        if self.network is None or training.devices == training.stages:
+            return []
+        tiers = self.network.network.tiers
+        last = next((n for n, tier in enumerate(tiers) if tier.size >= training.devices), len(tiers) - 1)
+        return [tier.name for tier in tiers[: last + 1] if tier.shared_by != "device" or tier.oversubscription > 1]
+
     def is_fitted(self, row: Estimate) -> bool:
         """Whether the efficiency was fitted on a run."""
         return row.name in self.fitted

@@ -58,6 +58,9 @@ class EstimateInfo(Head, kw_only=True):
     tokens_per_s: Annotated[float, doc("Tokens per second.")]
     peak_hbm_bytes: Annotated[list[int], doc("Highest allocation of each pipeline rank.")]
     hbm_bytes: Annotated[int, doc("Memory of a device.")]
+    shared_tiers: Annotated[
+        list[str], doc("Tiers that pipelines share, of which each message is given the whole: steps may be longer.")
+    ]
     rows: Annotated[list[MeasuredInfo], doc("One per measured run of the file.")]
     mape_ratio: Annotated[float | None, doc("Mean absolute error of those that nothing was fitted on; null: none.")]
     max_error_ratio: Annotated[float | None, doc("Largest absolute error of those.")]
@@ -133,6 +136,7 @@ def estimate_info(estimated: Estimated, facts: EstimateFacts) -> EstimateInfo:
         fitted_on=list(estimated.fitted),
         bubble_ratio=1 - done.compute_ns / done.window_ns,
         hbm_bytes=done.job.device.hbm_bytes,
+        shared_tiers=estimated.shared_tiers,
         rows=[as_struct(MeasuredInfo, row, fitted=estimated.is_fitted(row)) for row in estimated.measured],
         mape_ratio=fmean(errors) if errors else None,
         max_error_ratio=max(errors, default=None),

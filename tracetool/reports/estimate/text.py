@@ -14,6 +14,10 @@ if TYPE_CHECKING:
     from tracetool.reports.estimate.json import EstimateFacts
 
 _MOST_ROWS = 14
+_SHARED = (
+    "devices share {tiers}, and each message is given the whole of it: where several send at once the step is longer; "
+    "tracetool explore divides it among them"
+)
 _MODEL = (
     "a derived model of this tool: matrix products on a curve fitted or given, memory and network at their bandwidths; "
     "tracetool help estimate says what is left out"
@@ -49,6 +53,8 @@ def render_estimate(estimated: Estimated, facts: EstimateFacts, *, verbose: bool
     if errors:
         runs = format_count(len(errors), "run")
         after.append(f"  {runs} that nothing was fitted on: off by {max(errors):.1%} at most")
+    if estimated.shared_tiers:
+        after.append(Note(_SHARED.format(tiers=" and ".join(estimated.shared_tiers))))
     after.append(Note(_MODEL))
     if verbose:
         after.append(Note("HBM by pipeline rank: " + ", ".join(map(format_size, done.peak_hbm_bytes))))
