@@ -1,10 +1,11 @@
 """Trims a recorded trace to one step and to the events that tracetool reads.
 
-    python sample_traces/trim_h100.py RECORDED_FOLDER STEP OUTPUT_FOLDER
+    python sample_traces/trim_h100.py RECORDED_FOLDER STEP OUTPUT_FOLDER [--shapes]
 
 Kept: kernels, memory copies and their launches, waits of the host, the ops that launched them, autograd nodes and
-the ops they undo, cuts of the graph, communication records, annotations and allocator records of that step. Times
-keep their text, ids their values.
+the ops they undo, cuts of the graph, communication records, annotations and allocator records of that step;
+with --shapes also what operators that launched something were given, and calls of collectives. Times keep their text,
+ids their values.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ SYNCHRONISATIONS = ("cudaDeviceSynchronize", "cudaStreamSynchronize")
 BACKWARD_OP = re.compile(r"Backward\d*$")
 
 
-def trim(trace: dict[str, Any], step: int) -> dict[str, Any]:
+def trim(trace: dict[str, Any], step: int, *, shapes: bool = False) -> dict[str, Any]:
     """One step of a trace, with what tracetool reads."""
     events = trace["traceEvents"]
     mark = next(e for e in events if e.get("cat") == "user_annotation" and e["name"] == f"ProfilerStep#{step}")
@@ -54,9 +55,9 @@ def trim(trace: dict[str, Any], step: int) -> dict[str, Any]:
         for e in host
         if e.get("cat") == "cpu_op" and e["name"].startswith("autograd::engine::evaluate_function")
     } - {None}
-    kept = [e for e in host if _needed(e, launched, causes, undone)] + kernels
+    kept = [e for e in host if _needed(e, launched, causes, undone) or (shapes and _is_call(e))] + kernels
     kept.sort(key=lambda e: e["ts"])
-    return {**trace, "traceEvents": [_slim(e) for e in kept]}
+    return {**trace, "traceEvents": [_slim(e, shapes=shapes) for e in kept]}
 
 
 def _needed(event: dict[str, Any], launched: set[int], causes: set[int | None], undone: set[int | None]) -> bool:
@@ -74,11 +75,18 @@ def _needed(event: dict[str, Any], launched: set[int], causes: set[int | None], 
     return category == "user_annotation" or (event["name"] == "[memory]" and args.get("Device Type") == 1)
 
 
-def _slim(event: dict[str, Any]) -> dict[str, Any]:
+def _is_call(event: dict[str, Any]) -> bool:
+    """Whether it is a call of a collective: it tells what those take the host."""
+    return event.get("cat") == "cpu_op" and bool(event["name"].startswith("c10d::"))
+
+
+def _slim(event: dict[str, Any], *, shapes: bool) -> dict[str, Any]:
     category = event.get("cat", "")
     keep = COMM_ARGS if event["name"] == "record_param_comms" else ARGS.get(category)
     if keep is None:
         return event
+    if shapes and category == "cpu_op":
+        keep = (*keep, "Input Dims")
     args = {key: event["args"][key] for key in keep if key in event.get("args", {})}
     fields = ("ph", "cat", "name", "pid", "tid", "ts", "dur", "s")
     return {key: event[key] for key in fields if key in event} | {"args": args}
@@ -91,13 +99,13 @@ def _line(event: dict[str, Any]) -> str:
     return json.dumps(rest, separators=(",", ":"), default=float)[:-1] + times + "}"
 
 
-def main(source: Path, step: int, target: Path) -> None:
+def main(source: Path, step: int, target: Path, *, shapes: bool) -> None:
     """Trim every rank of a folder."""
     target.mkdir(parents=True, exist_ok=True)
     for path in sorted(source.glob("rank*.json.gz")):
         # Decimal keeps the digits of a time, trailing zeros included.
         trace = json.loads(gzip.decompress(path.read_bytes()), parse_float=Decimal)
-        slim = trim(trace, step)
+        slim = trim(trace, step, shapes=shapes)
         lines = ",\n".join(_line(event) for event in slim.pop("traceEvents"))
         head = json.dumps(slim, separators=(",", ":"), default=float)[:-1]
         text = f'{head},"traceEvents":[\n{lines}\n]}}\n'
@@ -105,4 +113,4 @@ def main(source: Path, step: int, target: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3]))
+    main(Path(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3]), shapes="--shapes" in sys.argv[4:])
