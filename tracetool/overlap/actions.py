@@ -2,88 +2,39 @@
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import Counter
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, NamedTuple
+from functools import cache
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 from tracetool.costs.rescaled import with_layers
 from tracetool.errors import Option, ReconstructError
-from tracetool.model.action import ActionKind
 from tracetool.model.notice import Notice, NoticeCode
 from tracetool.model.pipeline import NO_OVERLAP, ActionChange, LayerOverlap
 from tracetool.overlap.answer import ASYNC_TP, IN_A_ROW, variant_of
 from tracetool.overlap.calibration import calibrate
 from tracetool.overlap.hidden import hidden_work
+from tracetool.overlap.hosts import action_times
 from tracetool.overlap.losses import losses
 from tracetool.overlap.machine import REDUCE_HOPS
-from tracetool.overlap.prediction import call_time, seen_error
-from tracetool.overlap.recording import collective_kind, product_shape, read_recording
-from tracetool.overlap.variants import ELEMENT_BYTES, LayerShape, refusal
+from tracetool.overlap.pairs import read_pairs
+from tracetool.overlap.prediction import NO_HOST_NS, call_time, seen_error
+from tracetool.overlap.recording import read_recording
+from tracetool.overlap.variants import refusal
 from tracetool.units import format_bandwidth, format_count, format_duration
 from tracetool.whatif.layers import overlap_note, overlap_notes
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from tracetool.overlap.losses import LossCause
+    from tracetool.model.action import ActionKind
+    from tracetool.overlap.hosts import ActionTimes
+    from tracetool.overlap.losses import Loss, LossCause
     from tracetool.overlap.machine import Machine
+    from tracetool.overlap.pairs import Pair
     from tracetool.overlap.prediction import CallTime, SeenError
     from tracetool.reconstruction import Reconstruction
     from tracetool.store.run import Run
-
-_IN_ACTIONS = """
-WITH chosen AS (
-    -- One action of each kind: the others have the same kernels.
-    SELECT rank, stage, kind, quantile_disc(microbatch, 0.5) AS microbatch
-    FROM kernel_actions WHERE kind IN ('F', 'B', 'I', 'W') AND microbatch IS NOT NULL GROUP BY ALL
-),
-kernels AS (
-    SELECT
-        a.rank, a.stage, a.kind, e.event, e.start_ns, e.stream, e.external_id,
-        regexp_matches(lower(e.name), '^(nccl|rccl|mscclpp|hcom_)') AS communicates
-    FROM kernel_actions a JOIN chosen USING (rank, stage, kind, microbatch)
-    JOIN events e ON e.rank = a.rank AND e.event = a.event AND e.category = 'kernel'
-),
-around AS MATERIALIZED (
-    SELECT
-        *,
-        last_value(CASE WHEN NOT communicates THEN external_id END IGNORE NULLS) OVER (
-            PARTITION BY rank, stage, kind ORDER BY start_ns, event
-            ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING
-        ) AS before_id,
-        first_value(CASE WHEN NOT communicates THEN external_id END IGNORE NULLS) OVER (
-            PARTITION BY rank, stage, kind ORDER BY start_ns, event
-            ROWS BETWEEN 1 FOLLOWING AND UNBOUNDED FOLLOWING
-        ) AS behind_id
-    FROM kernels
-),
-products AS MATERIALIZED (
-    SELECT o.rank, o.external_id, json_extract_string(o.args, '$."Input Dims"') AS dims
-    FROM events o
-    JOIN (
-        SELECT rank, before_id AS external_id FROM around WHERE communicates
-        UNION SELECT rank, behind_id FROM around WHERE communicates
-    ) USING (rank, external_id)
-    WHERE o.category = 'op' AND o.name IN ('aten::mm', 'aten::addmm')
-)
-SELECT a.stage, a.kind, c.operation, c.group_ranks, c.payload_bytes, b.dims, f.dims, count(*)
-FROM around a
-JOIN comms c ON c.rank = a.rank AND c.start_ns = a.start_ns AND c.stream = a.stream
-LEFT JOIN products b ON b.rank = a.rank AND b.external_id = a.before_id
-LEFT JOIN products f ON f.rank = a.rank AND f.external_id = a.behind_id
-WHERE a.communicates AND c.operation NOT IN ('send', 'recv', 'barrier')
-GROUP BY ALL
-"""
-_SIDES = {"gather": "ag", "scatter": "rs", "reduce": "ar"}
-
-
-@dataclass(frozen=True, slots=True)
-class _Pair:
-    """Collectives of one kind and size beside products of one shape."""
-
-    side: str
-    shape: LayerShape
-    ranks: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,11 +45,13 @@ class ActionLayers:
         pairs: Of one action of each stage and kind, collectives with the product beside them.
         left: Collectives with no product to run beside, of one action of each stage and kind.
         machine: What runs them.
+        times: What the host and the device take for actions, where the traces tell.
     """
 
-    pairs: Mapping[tuple[int, ActionKind], Counter[_Pair]]
+    pairs: Mapping[tuple[int, ActionKind], Counter[Pair]]
     left: int
     machine: Machine
+    times: Mapping[tuple[int, ActionKind], ActionTimes]
 
     @property
     def recorded_bytes_per_s(self) -> int:
@@ -143,19 +96,26 @@ class ActionLayers:
             parts = [(changed[pair], count) for pair, count in of_action.items()]
             is_measured = is_measured and all(part.is_measured for part, _ in parts)
             untouched += sum(count for pair, count in of_action.items() if _is_left(pair, way))
-            sums = (sum(part.figures[at] * count for part, count in parts) for at in range(3))
-            changes.append(ActionChange(stage, kind, *map(round, sums)))
+            changed_ns = _of_action(self.times.get((stage, kind)), parts)
+            changes.append(ActionChange(stage, kind, *map(round, changed_ns)))
         return LayerOverlap(way, bandwidth_bytes_per_s, tuple(changes), untouched, is_measured)
 
     def losses(self, way: str) -> dict[LossCause, float]:
         """What is in the way in the actions of the stage and kind where that costs most: ns by cause, most first."""
-        every = {pair for of_action in self.pairs.values() for pair in of_action if not _is_left(pair, way)}
-        of_pair = {pair: losses(variant_of(way, pair.side), pair.shape, self.machine, IN_A_ROW) for pair in every}
+        every = {pair for of_action in self.pairs.values() for pair in of_action}
+        changed = {pair: _changed(pair, way, self.machine, self.machine) for pair in every}
+        hosts = {True: replace(self.machine, call_ns=NO_HOST_NS), False: self.machine}
+
+        @cache
+        def of_pair(pair: Pair, is_ahead: bool) -> tuple[Loss, ...]:  # noqa: FBT001 - a key of the cache
+            return losses(variant_of(way, pair.side), pair.shape, hosts[is_ahead], IN_A_ROW)
+
         sums = []
-        for of_action in self.pairs.values():
+        for action, of_action in self.pairs.items():
+            is_ahead = _is_ahead(self.times.get(action), [(changed[pair], count) for pair, count in of_action.items()])
             lost: Counter[LossCause] = Counter()
             for pair, count in of_action.items():
-                for loss in of_pair.get(pair, ()):
+                for loss in () if _is_left(pair, way) else of_pair(pair, is_ahead):
                     lost[loss.cause] += round(loss.lost_ns * count)
             sums.append(lost)
         most = max(sums, key=lambda lost: max(lost.values(), default=0))
@@ -168,7 +128,7 @@ def read_layers(run: Run) -> ActionLayers:
     Raises:
         ReconstructError: If no action holds a collective with a matrix product beside it.
     """
-    pairs, left, groups = _pairs(run)
+    pairs, left, groups = read_pairs(run)
     if not pairs:
         hidden = str(hidden_work(run, of_actions=True))
         raise ReconstructError(
@@ -177,7 +137,7 @@ def read_layers(run: Run) -> ActionLayers:
             if hidden
             else "record with record_shapes=True and name the traces, not a Run",
         )
-    return ActionLayers(pairs, left, _machine(run, groups))
+    return ActionLayers(pairs, left, _machine(run, groups), action_times(run))
 
 
 class LayerOverlaps(NamedTuple):
@@ -267,46 +227,7 @@ def with_overlap(found: Reconstruction, run: Run, way: str, *, explained: bool =
     return replace(found, pipeline=with_layers(found.pipeline, overlap), notes=notes)
 
 
-class _FoundPairs(NamedTuple):
-    """What stands beside each other in actions.
-
-    Attributes:
-        pairs: Of one action of each stage and kind.
-        left: How many collectives stand alone.
-        groups: A group of ranks for each pair: what holds of one holds of all that run it.
-    """
-
-    pairs: dict[tuple[int, ActionKind], Counter[_Pair]]
-    left: int
-    groups: dict[_Pair, tuple[int, ...]]
-
-
-def _pairs(run: Run) -> _FoundPairs:
-    pairs: dict[tuple[int, ActionKind], Counter[_Pair]] = defaultdict(Counter)
-    groups: dict[_Pair, tuple[int, ...]] = {}
-    left = 0
-    for stage, kind, operation, group, payload, fed, eaten, count in run.rows(_IN_ACTIONS):
-        pair = _pair(operation, len(group), payload, fed, eaten)
-        if pair is None:
-            left += count
-        else:
-            pairs[stage, ActionKind(kind)][pair] += count
-            groups[pair] = min(groups.get(pair, tuple(group)), tuple(group))
-    return _FoundPairs(pairs, left, groups)
-
-
-def _pair(operation: str, size: int, payload: int | None, fed: str | None, eaten: str | None) -> _Pair | None:
-    kind = collective_kind(operation)
-    shape = None if kind is None else product_shape(eaten if kind == "gather" else fed)
-    if kind is None or shape is None:
-        return None
-    width, other = (shape.depth, shape.columns) if kind == "gather" else (shape.columns, shape.depth)
-    if shape.rows * width * ELEMENT_BYTES != payload or shape.rows % size:
-        return None
-    return _Pair(_SIDES[kind], LayerShape(shape.rows, width, other), size)
-
-
-def _machine(run: Run, groups: Mapping[_Pair, tuple[int, ...]]) -> Machine:
+def _machine(run: Run, groups: Mapping[Pair, tuple[int, ...]]) -> Machine:
     """The machine from these groups alone, by collectives of groups of their sizes."""
     recording = read_recording(run, sorted({rank for group in groups.values() for rank in group}))
     sizes = {pair.ranks for pair in groups}
@@ -314,25 +235,70 @@ def _machine(run: Run, groups: Mapping[_Pair, tuple[int, ...]]) -> Machine:
     return calibrate([replace(recording, collectives=collectives)], with_exchanges=True)
 
 
+class _ChangedNs(NamedTuple):
+    """How much longer a pair or an action takes.
+
+    Attributes:
+        change_ns: What it takes more.
+        way_error_ns: How far off that may be beside the pair as it is over the same links.
+        link_error_ns: How far off what the links change may be.
+    """
+
+    change_ns: float
+    way_error_ns: float
+    link_error_ns: float
+
+
 class _Changed(NamedTuple):
     """What a way changes of one pair.
 
     Attributes:
-        figures: What it takes more, how far off that may be beside the pair as it is over the same links, and how far
-            off what the links change.
+        ahead: Where the host is ahead of the device.
+        in_a_row: Where nothing but such pairs runs, one after the other: the host may hold them up.
+        host_ns: What its host spends more.
         is_measured: Whether these errors are known.
     """
 
-    figures: tuple[float, float, float]
+    ahead: _ChangedNs
+    in_a_row: _ChangedNs
+    host_ns: float
     is_measured: bool
 
 
-def _is_left(pair: _Pair, way: str) -> bool:
+_Parts: TypeAlias = "Sequence[tuple[_Changed, int]]"
+"""What each pair of an action changes, and how often it stands there."""
+
+
+def _of_action(times: ActionTimes | None, parts: _Parts) -> _ChangedNs:
+    """What pairs change of an action: as long as its host is done before its device, what the device takes more."""
+    if _is_ahead(times, parts):
+        return _total([(part.ahead, count) for part, count in parts])
+    in_a_row = _total([(part.in_a_row, count) for part, count in parts])
+    if times is None:
+        return in_a_row
+    return in_a_row._replace(change_ns=min(in_a_row.change_ns, _late_ns(times, parts)))
+
+
+def _is_ahead(times: ActionTimes | None, parts: _Parts) -> bool:
+    """Whether the host is done before the device."""
+    return times is not None and _late_ns(times, parts) <= sum(part.ahead.change_ns * count for part, count in parts)
+
+
+def _late_ns(times: ActionTimes, parts: _Parts) -> float:
+    """When the host is done, after the end of the action as it was."""
+    return times.host_ns + sum(part.host_ns * count for part, count in parts) - times.device_ns
+
+
+def _total(each: Sequence[tuple[_ChangedNs, int]]) -> _ChangedNs:
+    return _ChangedNs(*(sum(cost[at] * count for cost, count in each) for at in range(3)))
+
+
+def _is_left(pair: Pair, way: str) -> bool:
     """Whether a pair cannot run so, and stays as it is."""
     return refusal(variant_of(way, pair.side), pair.shape, pair.ranks) is not None
 
 
-def _changed(pair: _Pair, way: str, here: Machine, there: Machine) -> _Changed:
+def _changed(pair: Pair, way: str, here: Machine, there: Machine) -> _Changed:
     """What a pair takes in another way over other links than as it was."""
     plain = variant_of(NO_OVERLAP, pair.side)
     variant = plain if _is_left(pair, way) else variant_of(way, pair.side)
@@ -340,10 +306,17 @@ def _changed(pair: _Pair, way: str, here: Machine, there: Machine) -> _Changed:
     beside = recorded if there is here else call_time(plain, pair.shape, there, IN_A_ROW)
     changed = beside if variant == plain else call_time(variant, pair.shape, there, IN_A_ROW)
 
-    def seen(which: str, time: CallTime) -> SeenError:
-        return seen_error(which, pair.shape, there, host_bound=time.is_host_bound)
+    def changed_ns(*, in_a_row: bool) -> _ChangedNs:
+        def ns(time: CallTime) -> float:
+            return time.call_ns if in_a_row else time.device_ns
 
-    link_ns = 0.0 if there is here else seen(plain, beside).time_ratio * beside.call_ns
-    way_ns = 0.0 if variant == plain else seen(variant, changed).change_ratio * changed.call_ns
-    is_measured = pair.side != "ar" or (variant == plain and there is here)
-    return _Changed((changed.call_ns - recorded.call_ns, way_ns, link_ns), is_measured)
+        def error(which: str, time: CallTime) -> SeenError:
+            return seen_error(which, pair.shape, there, host_bound=in_a_row and time.is_host_bound)
+
+        way_ns = 0.0 if variant == plain else error(variant, changed).change_ratio * ns(changed)
+        link_ns = 0.0 if there is here else error(plain, beside).time_ratio * ns(beside)
+        return _ChangedNs(ns(changed) - ns(recorded), way_ns, link_ns)
+
+    is_measured = pair.side != "ar" or there is here
+    host_ns = changed.host_ns - recorded.host_ns
+    return _Changed(changed_ns(in_a_row=False), changed_ns(in_a_row=True), host_ns, is_measured)

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from tracetool.overlap.products import ProductShape, Tile
     from tracetool.overlap.recording import CollectiveKind, LayerRecording, RecordedCollective
 
-_UNPROFILED_RATIO = 0.72
+UNPROFILED_RATIO = 0.72
 """A call's time without the profiler over its time with it.
 
 A collective's call leaves 14 events in a trace. Loops that the host bounds give 0.64 (two H200, 8192 x 4096 x 2752) to
@@ -60,7 +60,7 @@ def calibrate(recordings: Sequence[LayerRecording], *, with_exchanges: bool = Fa
         gather=_ring(collectives, "gather"),
         scatter=_ring(collectives, "scatter"),
         reduce=_ring(collectives, "reduce"),
-        call_ns=fmean(calls) * _UNPROFILED_RATIO,
+        call_ns=fmean(calls) * UNPROFILED_RATIO,
         memory_bytes_per_ns=next(
             (rate for name, rate in _MEMORY_BYTES_PER_NS.items() if name in used[0].device), _DEFAULT_MEMORY
         ),

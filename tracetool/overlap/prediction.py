@@ -101,10 +101,12 @@ class CallTime:
     Attributes:
         call_ns: Mean over the orders in which works that are ready together may start.
         device_ns: What it would take if the host took no time: never more than with it.
+        host_ns: What the host's calls take.
     """
 
     call_ns: float
     device_ns: float
+    host_ns: float
 
     @property
     def is_host_bound(self) -> bool:
@@ -130,7 +132,7 @@ def call_time(variant: str, shape: LayerShape, machine: Machine, timing: Timing)
     )
     times = _expected_ns(issued, machine.gather.ranks), last_end_ns(by_device, [False, True])
     call_ns, device_ns = ((time - timing.host_ahead_ns) / timing.calls for time in times)
-    return CallTime(call_ns, min(call_ns, device_ns))
+    return CallTime(call_ns, min(call_ns, device_ns), issued.host_ns / timing.calls)
 
 
 def _expected_ns(program: Program, ranks: int) -> float:

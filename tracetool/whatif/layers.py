@@ -151,7 +151,7 @@ def _remarks(overlap: LayerOverlap) -> list[str]:
         left = format_count(overlap.untouched, "collective")
         remarks.append(f"{left} an action with no product to run beside left alone")
     if not overlap.is_measured:
-        remarks.append("all-reduces in slices were never compared with measured ones")
+        remarks.append("all-reduces over other links were never compared with measured ones")
     if overlap.is_bound:
         remarks.append(
             "a bound: one kernel in which tiles cross as they are done, holding no SM for it; none was measured"
