@@ -40,6 +40,7 @@ ROOT = Path(__file__).resolve().parent.parent
 ALLOWED: dict[str, str] = {
     "ingest /stand_ins": "which recorded rank stands for which that was not",
     "info /stand_ins": "which recorded rank stands for which that was not",
+    "info /sources/*/note_codes": "what each note of a source is about",
     "replay /taken/copied_spread_ratio": "how far recorded ranks of a copied stage are apart",
     "advise /taken/copied_spread_ratio": "how far recorded ranks of a copied stage are apart",
     "explain /taken/copied_spread_ratio": "how far recorded ranks of a copied stage are apart",

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import re
+from typing import Any
+
 import pytest
-from helpers.recorded import SAMPLES, looked_at, run_of
+from helpers.recorded import ROOT, SAMPLES, looked_at, run_of
 
 import tracetool as tt
-from tracetool.model.notice import Notice, NoticeCode, Notices, Subject, SubjectKind
+from tracetool.model.notice import Notice, NoticeCode, Notices, SourceCode, Subject, SubjectKind, noted
 from tracetool.model.topology import parse_link
+from tracetool.reconstruction import notes_of_sources
 
 
 @pytest.mark.parametrize("kind", list(SubjectKind))
@@ -37,3 +41,32 @@ def test_a_link_that_stays_in_a_sweep_is_the_subject_of_its_note() -> None:
     notes = tt.sweep(found, grid, knees=False).notes
     fixed = [note.subject for note in notes if note.code is NoticeCode.LINKS_FIXED]
     assert fixed == [SubjectKind.LINK("dc0-dc1"), SubjectKind.LINK("dc1-dc0")]
+
+
+def test_what_was_noted_of_sources_is_said_once_with_its_ranks_and_keeps_its_code() -> None:
+    epoch, rank = Notice(SourceCode.NO_EPOCH, "no epoch"), Notice(SourceCode.RANK_INFERRED, "its rank is a guess")
+    sources: list[dict[str, Any]] = [
+        {"path": "a", "rank": 0, **noted([epoch, rank])},
+        {"path": "b", "rank": 1, **noted([epoch])},
+        {"path": "c", "rank": None, **noted([rank])},
+    ]
+    assert notes_of_sources(sources) == [
+        Notice(SourceCode.NO_EPOCH, "ranks 0-1: no epoch"),
+        Notice(SourceCode.RANK_INFERRED, "rank 0: its rank is a guess"),
+        Notice(SourceCode.RANK_INFERRED, "c: its rank is a guess"),
+    ]
+
+
+def test_a_run_of_an_earlier_version_noted_no_codes_of_its_sources() -> None:
+    sources = [{"path": "a", "rank": 2, "notes": ["no epoch", "its rank is a guess"]}]
+    assert notes_of_sources(sources) == [
+        Notice(SourceCode.UNCODED, "rank 2: no epoch"),
+        Notice(SourceCode.UNCODED, "rank 2: its rank is a guess"),
+    ]
+
+
+def test_every_code_is_noted_somewhere_and_names_one_thing() -> None:
+    product = "".join(path.read_text(encoding="utf-8") for path in (ROOT / "tracetool").rglob("*.py"))
+    unused = [str(code) for code in (*NoticeCode, *SourceCode) if not re.search(rf"\b{code}\b", product)]
+    assert unused == ["SourceCode.UNCODED"], "it is read by name"
+    assert not {code.name for code in NoticeCode} & {code.name for code in SourceCode}, "a manifest keeps names alone"

@@ -16,6 +16,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from helpers.notices import texts
 
 from tracetool.ingestion import discover, ingest
 from tracetool.readers import Identity, SourceReport
@@ -134,7 +135,7 @@ def test_real_messages_without_the_matrix_are_inferred_the_same(rank: int, tmp_p
 
     assert facts(without) == facts(with_matrix)
     assert {row["evidence"] for row in without.messages()} == {"inferred"}
-    assert any("inferred" in note for note in without.report.notes)
+    assert any("inferred" in note for note in texts(without.report.notes))
 
 
 @pytest.mark.parametrize(
@@ -185,9 +186,9 @@ def test_real_steps(rank: int, computing_ns: int) -> None:
 def test_real_ranks_without_kernels_say_so(rank: int) -> None:
     found = read(level2(rank))
     assert "events" not in found.tables
-    assert "no kernel_details.csv: compute of this rank is unknown" in found.report.notes
-    assert "no memory_record.csv: memory of this rank is unknown" in found.report.notes
-    assert sum("rounded there to 0.25 us" in note for note in found.report.notes) == 1
+    assert "no kernel_details.csv: compute of this rank is unknown" in texts(found.report.notes)
+    assert "no memory_record.csv: memory of this rank is unknown" in texts(found.report.notes)
+    assert sum("rounded there to 0.25 us" in note for note in texts(found.report.notes)) == 1
 
 
 def test_real_memory() -> None:
@@ -263,7 +264,7 @@ def test_sample_messages_follow_1f1b(rank: int) -> None:
     evidence = {(row["operation"], row["evidence"]) for row in found.messages()}
     # Nobody logs the receiver of a message over HCCS in a group of more than two.
     assert evidence == {("recv", "matrix"), ("send", "inferred")}
-    assert not any("add up to" in note for note in found.report.notes)
+    assert not any("add up to" in note for note in texts(found.report.notes))
 
 
 def test_sample_messages_without_the_matrix(copy: Path) -> None:
@@ -278,7 +279,7 @@ def test_peer_stays_unknown_without_kernels_between_two_neighbours(copy: Path) -
     found = read(copy)
     sends = [row for row in found.messages() if row["operation"] == "send"]
     assert {(row["peer"], row["evidence"]) for row in sends} == {(None, "unknown")}
-    assert any("8 messages are unknown" in note for note in found.report.notes)
+    assert any("8 messages are unknown" in note for note in texts(found.report.notes))
 
 
 def test_matrix_totals_contradicting_the_messages_are_noted(copy: Path) -> None:
@@ -287,7 +288,7 @@ def test_matrix_totals_contradicting_the_messages_are_noted(copy: Path) -> None:
     total = next(v for k, v in content["step7"]["p2p"].items() if k.startswith("batchsendrecv-total"))
     total["1-1"]["Transit Size(MB)"] *= 2
     path.write_text(json.dumps(content))
-    assert any("add up to" in note for note in read(copy).report.notes)
+    assert any("add up to" in note for note in texts(read(copy).report.notes))
 
 
 # --- What else comes along
@@ -305,7 +306,7 @@ def test_rank_is_found_in_turn(copy: Path) -> None:
     (copy / "profiler_info_1.json").unlink()
     found = read(copy)
     assert (found.identity.rank, found.identity.world_size) == (1, 4)
-    assert any(note.startswith("no profiler_info_{rank}.json") for note in found.report.notes)
+    assert any(note.startswith("no profiler_info_{rank}.json") for note in texts(found.report.notes))
     (copy / "profiler_info_3.json").write_text('{"config": {}}')
     (copy / "profiler_metadata.json").unlink()
     assert read(copy).identity.rank == 3
@@ -378,5 +379,5 @@ def test_blank_step_is_left_out_and_said(copy: Path) -> None:
     path.write_text(path.read_text().replace("\n1,7,", "\n1,,"))
     found = read(copy)
     assert found.report.skipped.total() == 1
-    assert any("name no step" in note for note in found.report.notes)
+    assert any("name no step" in note for note in texts(found.report.notes))
     assert [(s["step"], s["vendor_bubble_ns"]) for s in found.tables["steps"]] == [(7, None)]

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from helpers.notices import texts
 
 from tracetool.errors import MalformedTrace
 from tracetool.ingestion import discover
@@ -40,7 +41,7 @@ def read(folder: Path) -> tuple[SourceReport, int]:
 @pytest.mark.parametrize("name", ["kernel_details.csv", "communication.json", "communication_matrix.json"])
 def test_empty_file_counts_as_missing(copy: Path, name: str) -> None:
     (copy / OUTPUT / name).write_bytes(b"")
-    notes = read(copy)[0].notes
+    notes = texts(read(copy)[0].notes)
     assert any(note.startswith(f"{name} is empty (0 bytes)") for note in notes)
 
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from helpers.ascend_capture import ALONE, ORDERS, OUTPUT, Capture, of_text, simple
+from helpers.notices import texts
 from helpers.recorded import SAMPLES, data
 
 from tracetool.errors import MissingRank
@@ -34,7 +35,7 @@ class Read:
         return [row for row in self.tables.get("events", []) if row["category"] == category]
 
     def says(self, part: str) -> bool:
-        return any(part in note for note in self.report.notes)
+        return any(part in note for note in texts(self.report.notes))
 
 
 def sources(folder: Path) -> list[Source]:

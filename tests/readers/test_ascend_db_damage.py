@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from helpers.ascend_capture import OUTPUT, SCHEMA, Capture, simple
+from helpers.notices import texts
 from helpers.recorded import SAMPLES, data
 from hypothesis import given
 from hypothesis import strategies as st
@@ -162,7 +163,7 @@ def test_what_a_truncated_one_still_holds_is_read(tmp_path: Path) -> None:
     kernels, report = read(path)
     assert len(kernels) == MANY
     assert [r for r in report.dropped if "MEMORY_RECORD" in r] == ["stretch of MEMORY_RECORD that cannot be read"]
-    assert any(f"of {len(content):,} bytes" in note and "MEMORY_RECORD" in note for note in report.notes)
+    assert any(f"of {len(content):,} bytes" in note and "MEMORY_RECORD" in note for note in texts(report.notes))
 
 
 def test_rows_after_an_overwritten_page_are_read(tmp_path: Path) -> None:
@@ -208,7 +209,7 @@ def test_unreadable_database_costs_the_text_beside_it_nothing(tmp_path: Path, na
     kernels, report = read(folder)
     assert kernels == expected
     assert report.dropped == {"database that cannot be read": 1}
-    assert any(name in note and "200 of" in note for note in report.notes)
+    assert any(name in note and "200 of" in note for note in texts(report.notes))
 
 
 # --- Strange and hostile

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from helpers.ascend_capture import OUTPUT, simple
+from helpers.notices import texts
 from helpers.recorded import data
 from readers.ascend_reading import Read, read_only
 
@@ -158,7 +159,7 @@ def test_libraries_are_listed_when_they_change(tmp_path: Path) -> None:
 def test_a_damaged_table_beside_others_is_left_out(name: str, tmp_path: Path) -> None:
     found = capture(tmp_path, **{name: ["nonsense", "1,2"]}, memory_record=[_RECORDS, f"PTA,{us(10)},4,8,NPU:0"])
     assert changes(found) == [("PTA", 10, None, 4 * MIB, 8 * MIB, None)]
-    assert any(name in note for note in found.report.notes)
+    assert any(name in note for note in texts(found.report.notes))
 
 
 def test_databases_name_libraries_by_number(tmp_path: Path) -> None:

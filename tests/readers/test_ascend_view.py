@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from helpers.notices import texts
 from helpers.recorded import data
 from readers.ascend_reading import Read, read_only
 
@@ -92,7 +93,7 @@ def test_kernels_stay_those_of_kernel_details(rank: int) -> None:
     rows = found.events("kernel")
     assert [r["start_ns"] for r in rows] == [Decimal(r["Start Time(us)"]) * 1000 for r in listed]
     assert [r["kernel_class"] for r in rows] == [r["Type"] for r in listed]
-    assert not any("trace_view" in note for note in found.report.notes)
+    assert not any("trace_view" in note for note in texts(found.report.notes))
 
 
 def test_both_files_show_the_same_kernels(copy: Path) -> None:
@@ -115,7 +116,7 @@ def test_both_files_show_the_same_kernels(copy: Path) -> None:
     assert total == sum(round(e["duration_ns"]) for e in spans if e["name"] in names)
     correlations = {row["correlation"] for row in found.events("launch")}
     assert sum(row["correlation"] in correlations for row in rows) == len(rows)
-    assert f"{len(rows)} kernels are in trace_view.json only: taken from there" in found.report.notes
+    assert f"{len(rows)} kernels are in trace_view.json only: taken from there" in texts(found.report.notes)
 
 
 def by_start(row: dict[str, Any]) -> tuple[int, int]:
@@ -137,7 +138,7 @@ def test_only_what_the_table_lacks_is_added(copy: Path) -> None:
     assert tasks(found) == tasks(whole)
     assert len(found.tables["comms"]) == len(whole.tables["comms"]) == 4
     lost = [r for r in gone if r["Accelerator Core"] != "HCCL"]
-    assert f"{len(lost)} kernels are in trace_view.json only: taken from there" in found.report.notes
+    assert f"{len(lost)} kernels are in trace_view.json only: taken from there" in texts(found.report.notes)
 
 
 def test_operations_and_steps_come_from_it_where_nothing_else_has_them(copy: Path) -> None:

@@ -155,8 +155,8 @@ def test_unusable_entries_are_counted_with_their_place(tmp_path: Path) -> None:
     }  # fmt: skip
     assert report.places["action that is not known"].at == 8
     assert report.repaired.total() == 1
-    assert any("ran out of memory 1 times: the first time 7.00 MiB" in note for note in report.notes)
-    assert any("divisions of powers of two" in note for note in report.notes)
+    assert any("ran out of memory 1 times: the first time 7.00 MiB" in note for note in texts(report.notes))
+    assert any("divisions of powers of two" in note for note in texts(report.notes))
 
 
 @pytest.mark.parametrize(

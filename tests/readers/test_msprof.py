@@ -9,6 +9,7 @@ from decimal import Decimal
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from helpers.notices import texts
 from helpers.recorded import data
 from readers.ascend_reading import find, read_only
 
@@ -63,7 +64,7 @@ def test_real_kernels_count_once() -> None:
     assert {k: v for k, v in found.report.skipped.items() if k.startswith("device task")} == others
     assert found.report.dropped.total() == found.report.repaired.total() == 0
     assert found.advanced == found.source.size_bytes
-    assert any("20 timelines (hccl, task_time)" in note for note in found.report.notes)
+    assert any("20 timelines (hccl, task_time)" in note for note in texts(found.report.notes))
 
 
 def test_real_communication() -> None:
@@ -152,12 +153,12 @@ def test_without_start_info_times_stay_those_since_boot(copy: Path) -> None:
     assert [r["start_ns"] + OFFSET for r in found.tables["events"]] == [
         r["start_ns"] for r in expected.tables["events"]
     ]
-    assert any("no start_info relates them to wall clock" in note for note in found.report.notes)
+    assert any("no start_info relates them to wall clock" in note for note in texts(found.report.notes))
 
 
 def test_missing_end_info_is_an_unfinished_capture(copy: Path) -> None:
     (copy / "device_0" / "end_info.0").unlink()
-    assert any("no end_info: the capture is unfinished" in note for note in read_only(READER, copy).report.notes)
+    assert any("no end_info: the capture is unfinished" in note for note in texts(read_only(READER, copy).report.notes))
 
 
 def test_a_capture_that_was_never_exported_is_left(copy: Path) -> None:
@@ -204,7 +205,7 @@ def test_rank_comes_from_the_framework_where_its_own_output_is_missing(copy: Pat
     (folder / "profiler_info_5.json").write_text('{"rank_id": "5"}')
     found = read_only(READER, folder)
     assert found.identity.rank == 5
-    assert "info.json or the rank table says rank 0: 5 was taken" in found.report.notes
+    assert "info.json or the rank table says rank 0: 5 was taken" in texts(found.report.notes)
 
 
 @pytest.mark.parametrize("name", ["kernel_details.csv", "trace_view.json", "ascend_pytorch_profiler_5.db"])

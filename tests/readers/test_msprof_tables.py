@@ -9,6 +9,7 @@ import json
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from helpers.notices import texts
 from readers.ascend_reading import find, read_only, read_source
 
 from tracetool.readers.cann.comms import group_hash
@@ -103,7 +104,7 @@ def test_op_summary(prof: Path, end: str) -> None:
     assert dict(found.report.skipped) == {"device task EVENT_RECORD": 1, "file of statistics": 1}
     assert (found.identity.rank, found.identity.host, found.identity.device) == (None, "node1", 0)
     assert found.advanced == found.source.size_bytes
-    assert found.report.notes == []
+    assert texts(found.report.notes) == []
 
 
 def test_damaged_records_are_placed(prof: Path) -> None:
@@ -129,7 +130,7 @@ def test_task_time_is_for_trees_without_op_summary(prof: Path) -> None:
     (row,) = found.events("kernel")
     assert (row["name"], row["kernel_class"], row["start_ns"], row["duration_ns"]) == ("main", "MIX_AIC", T0, 87960)
     assert dict(found.report.skipped) == {"device task EVENT_RECORD": 1, "device task PLACE_HOLDER_SQE": 1}
-    assert any("their class is the type of their task" in note for note in found.report.notes)
+    assert any("their class is the type of their task" in note for note in texts(found.report.notes))
     write(prof / OUTPUT, "op_summary_20260605161901.csv", SUMMARY, kernel(1))
     found = read_only(READER, prof)
     assert [r["name"] for r in found.events("kernel")] == ["k1"]
@@ -146,12 +147,14 @@ def test_slices_are_joined_and_older_exports_left(prof: Path) -> None:
     found = read_only(READER, prof)
     assert [r["name"] for r in found.events("kernel")] == ["k1", "k2", "k3", "k4", "k5"]
     assert dict(found.report.skipped) == {"repeated from the slice before": 1}
-    assert found.report.notes == [
+    assert texts(found.report.notes) == [
         "older exports left out: op_summary_20260605160000.csv, op_summary_slice_1_20260605160003.csv"
     ]
     assert found.advanced == found.source.size_bytes
     (folder / "op_summary_slice_1_20260605161903.csv").unlink()
-    assert "slices [1] of op_summary are missing: what they held is unknown" in read_only(READER, prof).report.notes
+    assert "slices [1] of op_summary are missing: what they held is unknown" in texts(
+        read_only(READER, prof).report.notes
+    )
 
 
 def test_slices_of_a_timeline(prof: Path) -> None:
@@ -307,7 +310,7 @@ def test_operations_of_op_summary_fill_in(prof: Path) -> None:
     assert [(r["operation"], r["start_ns"]) for r in found.tables["comms"]] == [
         ("allreduce", T0), ("send", T0), ("recv", T0 + 60_000), ("send", T0 + 500_000),
     ]  # fmt: skip
-    assert "1 communication operations are in op_summary only: their links are unknown" in found.report.notes
+    assert "1 communication operations are in op_summary only: their links are unknown" in texts(found.report.notes)
     assert len(found.events("kernel")) == 1
 
 

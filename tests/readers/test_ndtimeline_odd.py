@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 from helpers.labelled import Row, job, ndtimeline_events, write_events, write_table
+from helpers.notices import texts
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -190,7 +191,7 @@ def test_placement_that_is_no_loop_is_followed() -> None:
     with TemporaryDirectory() as folder:
         tables, reports = read(write_table(Path(folder) / "t", rows))
     assert {(e["rank"], e["label"]) for e in tables["events"]} == {(0, "0F0"), (1, "1F0"), (1, "2F0"), (0, "3F0")}
-    assert any("not placed in loops" in note for note in reports[0].notes)
+    assert any("not placed in loops" in note for note in texts(reports[0].notes))
 
 
 @pytest.mark.parametrize(
@@ -278,7 +279,7 @@ def test_ndtimeline(tmp_path: Path, as_object: bool) -> None:
     assert labels_in(tables) == labels_of(rows)
     assert all(row["start_ns"] >= 1_700_000_000 * 10**9 for name in tables for row in tables[name])
     assert {row["evidence"] for row in tables["comms"]} == {"inferred"}
-    assert any("numbered in order of start" in note for note in reports[0].notes)
+    assert any("numbered in order of start" in note for note in texts(reports[0].notes))
     assert READER.identify(READER.find([path]).sources[3]).groups[0].ranks == (1, 3, 5)
 
 
@@ -302,7 +303,7 @@ def test_timeline_is_left_only_if_it_shows_the_table(tmp_path: Path, longer_us: 
 def test_unnamed_chunks_are_not_guessed(tmp_path: Path) -> None:
     tables, reports = read(write_events(tmp_path / "t", ndtimeline_events(job(3, 2, 4))))
     assert not labels_in(tables)
-    assert any("no model chunks are named" in note for note in reports[0].notes)
+    assert any("no model chunks are named" in note for note in texts(reports[0].notes))
     assert all(row["peer"] in ((row["rank"] + 1) % 3, (row["rank"] - 1) % 3) for row in tables["comms"])
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections import Counter
 
+from helpers.notices import texts
+
 from tracetool.readers import SourceReport
 from tracetool.readers.kineto import record_unread
 from tracetool.readers.kineto.census import most_frequent
@@ -14,7 +16,7 @@ def test_kinds_met_equally_often_are_named_by_the_alphabet() -> None:
     for order in (("b_op", "a_op", "c_op"), ("c_op", "a_op", "b_op")):
         report = SourceReport(skipped=Counter({kind: 2 if kind == "c_op" else 1 for kind in order}))
         record_unread(report)
-        notes.append(report.notes)
+        notes.append(texts(report.notes))
     assert notes[0] == notes[1] == ["4 events of kinds that are not read (c_op, a_op, b_op)"]
 
 

@@ -17,6 +17,7 @@ from helpers.recorded import SAMPLES, data, run_of
 
 from tracetool.errors import DuplicateRank, IngestError, UnknownFormat
 from tracetool.ingestion import discover, ingest
+from tracetool.model.notice import SourceCode
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -132,7 +133,8 @@ def test_records_out_of_range_are_told(tmp_path: Path) -> None:
     """pytorch/pytorch#192021."""
     run = ingest([data(*HTA, "nccl_parser_config")], tmp_path / "x.run")
     (source,) = run.manifest["sources"]
-    assert any("left out 4,181 device records as out of range" in note for note in source["notes"])
+    (place,) = [at for at, code in enumerate(source["note_codes"]) if code == SourceCode.RECORDS_OUT_OF_RANGE.name]
+    assert "left out 4,181 device records as out of range" in source["notes"][place]
 
 
 def test_zero_times_do_not_set_the_start(tmp_path: Path) -> None:

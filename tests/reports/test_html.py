@@ -15,7 +15,7 @@ from helpers.recorded import SAMPLES, looked_at, run_of
 
 import tracetool as tt
 from tracetool.causes.cause import Cause, Idle
-from tracetool.model.notice import Notice, NoticeCode
+from tracetool.model.notice import Notice, SourceCode
 from tracetool.model.topology import Topology
 from tracetool.reports import RunFacts, report_for
 from tracetool.reports.answer.text import compared_results, result_details
@@ -106,7 +106,7 @@ def test_every_schedule_is_in_the_table_with_its_figures_or_why_not(shown: Answe
 
 
 def said(text: str) -> Notice:
-    return Notice(NoticeCode.SOURCE, text)
+    return Notice(SourceCode.UNCODED, text)
 
 
 def test_notes_warnings_and_how_to_reproduce_are_told(shown: Answer) -> None:

@@ -21,7 +21,7 @@ from tracetool.ingestion.discover import Discovery as Discovery
 from tracetool.ingestion.discover import discover as discover
 from tracetool.ingestion.executors import SourceOutcome, Task, run_tasks
 from tracetool.model.notice import Progress as Progress
-from tracetool.model.notice import unasked
+from tracetool.model.notice import noted, unasked
 from tracetool.readers import ABSOLUTE_NS, Left, rows_table
 from tracetool.store import as_path, source_part
 from tracetool.store.run import Run, RunWriter, is_run
@@ -335,5 +335,5 @@ def _summary(item: DiscoveredSource, outcome: SourceOutcome) -> dict[str, Any]:
         "unread": dict(report.unread),
         "lost_bytes": dict(report.lost_bytes),
         "places": {reason: f"{p.file}, {p.unit} {p.at:,}" for reason, p in report.places.items()},
-        "notes": list(report.notes),
+        **noted(report.notes),
     }

@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from tracetool.errors import IngestError, MalformedTrace, Option, flags_now, installing, typed_as
+from tracetool.model.notice import Notice, SourceCode
 from tracetool.readers import READERS, SeveralRanks, SourceReport
 from tracetool.store import PartWriter, source_part
 from tracetool.tables import leave_pandas
@@ -102,7 +103,7 @@ def read_source(task: Task, advance: Callable[[int], None]) -> SourceOutcome:
     except (MalformedTrace, IngestError) as error:
         return SourceOutcome(report, error.message, error.hint, isinstance(error, SeveralRanks))
     if item.rank_from is not None:
-        report.notes.insert(0, f"this rank is taken from {item.rank_from}")
+        report.notes.insert(0, Notice(SourceCode.RANK_INFERRED, f"this rank is taken from {item.rank_from}"))
     return SourceOutcome(report)
 
 

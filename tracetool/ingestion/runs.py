@@ -11,7 +11,7 @@ from tracetool.ingestion import IngestOptions, cached_run
 from tracetool.ingestion import ingest as read_traces
 from tracetool.ingestion.recording import keep_recording
 from tracetool.model.action import ActionKind
-from tracetool.model.notice import NoticeCode, unasked
+from tracetool.model.notice import NoticeCode, SourceCode, noted, unasked
 from tracetool.model.pipeline import BLOCKING, BY_EDGE
 from tracetool.model.timeline import RankOp, measure
 from tracetool.model.topology import Topology
@@ -31,19 +31,18 @@ from tracetool.tables.metrics import OF_RANK, OF_STEP
 from tracetool.tables.run import WHOLE_RANK
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Sequence
     from pathlib import Path
 
     import pyarrow as pa
 
     from tracetool.causes.cause import Idle
     from tracetool.ingestion import Progress
-    from tracetool.model.notice import Notice
     from tracetool.model.timeline import Op, Timeline
     from tracetool.reconstruction.capture.survey import Survey
 
 _ENTRY = "reconstruction"
-_OF_SOURCES = (NoticeCode.SOURCE, NoticeCode.HOST_ONLY)
+_OF_SOURCES = (*SourceCode, NoticeCode.HOST_ONLY)
 
 
 def ingest(
@@ -124,11 +123,11 @@ def derive(run: Run) -> Run:
         reconstruction = reconstruct(run, every_step=True, survey=survey, account=account)
     except (ReconstructError, ScheduleError, MissingRank) as error:
         kind = type(error).__name__
-        entry = {"missing": error.message, "kind": kind, "hint": error.hint, **_noted(account.notes)}
+        entry = {"missing": error.message, "kind": kind, "hint": error.hint, **noted(account.notes)}
     else:
         tables |= tables_of(reconstruction, survey)
         _name_schedule(reconstruction, account)
-        entry = {"step": reconstruction.pipeline.step, **_noted([*reconstruction.notes, *reconstruction.step_notes])}
+        entry = {"step": reconstruction.pipeline.step, **noted([*reconstruction.notes, *reconstruction.step_notes])}
         keep_recording(run, reconstruction)
         run.keep(KEPT, _as_asked_again(reconstruction, surveyed, apart))
     tables["findings"] = rows_table("findings", account.findings)
@@ -159,10 +158,6 @@ def _as_asked_again(
         recorded_steps=(),
         step_notes=(),
     )
-
-
-def _noted(notes: Iterable[Notice]) -> dict[str, list[str]]:
-    return {"notes": list(map(str, notes)), "note_codes": [note.code.name for note in notes]}
 
 
 def _name_schedule(reconstruction: Reconstruction, account: Account) -> None:

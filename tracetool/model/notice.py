@@ -9,9 +9,12 @@ import sys
 from dataclasses import dataclass
 from enum import Enum
 from importlib import import_module
-from typing import NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from tracetool.registry import SHOWING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
 NoticeCode = Enum(
     "NoticeCode",
@@ -21,7 +24,7 @@ NoticeCode = Enum(
     GROUPS_MENDED HOSTS_LATE HOST_ONLY KERNELS_BESIDE KERNELS_LOST KERNELS_STRAY LAYERS_UNKNOWN MEMORY_UNKNOWN
     MESSAGES_EARLY MESSAGES_OF_STAGE MESSAGES_OF_UNRECORDED MESSAGES_SMALL MESSAGES_TOGETHER MESSAGES_UNMATCHED
     P2P_ASSUMED PIPELINES_ALIKE PIPELINES_DIFFER PIPELINES_JOINED PIPELINES_LEFT_OUT PIPELINE_LEFT_OUT PROFILER_AT_WORK
-    RANKS_COPIED SLOWDOWN_DEFAULT SNAPSHOT_UNUSED SOURCE SPLIT_UNKNOWN STAGE_ORDER STEPS_CUT STEPS_LEFT_OUT
+    RANKS_COPIED SLOWDOWN_DEFAULT SNAPSHOT_UNUSED SPLIT_UNKNOWN STAGE_ORDER STEPS_CUT STEPS_LEFT_OUT
     STEP_INCOMPLETE WAITS_FOR_PIPELINES
     ALLOCATIONS BASELINE_OBSERVED COLLECTIVES_ALONE COLLECTIVES_KEPT COLLECTIVES_RESCALED COSTS_BORROWED
     DISTANCES ERRORS_SEEN FIDELITY GIVEN_MEMORY HBM_ABOVE_DEVICE HBM_UNCHECKED HOST_BOUND HOST_GAPS INTERFERENCE_OFF
@@ -35,6 +38,20 @@ NoticeCode = Enum(
     """,
 )
 """What a notice is about: of recordings, what-ifs, checks and single results. Nothing but the code says so."""
+
+SourceCode = Enum(
+    "SourceCode",
+    """
+    BACKWARD_SPLIT BYTES_DIFFER BYTES_UNKNOWN CAPTURE_UNFINISHED CLASSES_INFERRED CLOCK_CONVERTED CLOCK_MOVED
+    CLOCK_RESTARTS DEVICES_DISPUTED DEVICES_SEVERAL EVENTS_OUTSIDE EVENTS_UNREAD FILES_CHOSEN FILES_DAMAGED
+    FILES_LEFT_OUT GRAPHS_HIDDEN GROUPS_GUESSED GROUPS_UNKNOWN JOB_ASSUMED LAUNCHES_UNKNOWN LEVELS_APPROXIMATE
+    LEVELS_UNKNOWN LINKS_UNKNOWN MESSAGES_INFERRED MESSAGES_UNKNOWN MESSAGES_UNLABELLED MICROBATCHES_UNNAMED NO_EPOCH
+    OUT_OF_MEMORY PARTS_MISSING PEERS_UNKNOWN PROFILER_PROBLEMS RANK_DISPUTED RANK_INFERRED RECORDS_OUT_OF_RANGE
+    STAGES_INFERRED STAGES_UNPLACED STEPS_INFERRED STEPS_UNNAMED TABLES_DAMAGED TIMES_ROUNDED
+    UNCODED
+    """,
+)
+"""The same of single sources, as they were read; ``UNCODED`` is what a Run of an earlier version noted of one."""
 
 
 class SubjectKind(Enum):
@@ -85,7 +102,7 @@ class Notice:
         subject: What it is about; None for all.
     """
 
-    code: NoticeCode
+    code: NoticeCode | SourceCode
     text: str
     hint: str | None = None
     subject: Subject | None = None
@@ -97,10 +114,17 @@ class Notice:
 class Notices(list[Notice]):
     """Notices in order, each once."""
 
-    def add(self, code: NoticeCode, text: str, *, hint: str | None = None, subject: Subject | None = None) -> None:
+    def add(
+        self, code: NoticeCode | SourceCode, text: str, *, hint: str | None = None, subject: Subject | None = None
+    ) -> None:
         """Add one, unless it is known."""
         if (notice := Notice(code, text, hint, subject)) not in self:
             self.append(notice)
+
+
+def noted(notes: Iterable[Notice]) -> dict[str, list[str]]:
+    """Notices as a Run's manifest keeps them: what they say, and beside it what they are about."""
+    return {"notes": list(map(str, notes)), "note_codes": [note.code.name for note in notes]}
 
 
 class Progress(Protocol):

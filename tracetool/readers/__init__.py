@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from tracetool.errors import MalformedTrace
+from tracetool.model.notice import Notice
 from tracetool.registry import Registry
 
 if TYPE_CHECKING:
@@ -18,6 +19,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     import pyarrow as pa
+
+    from tracetool.model.notice import SourceCode
 
     ByteCount = Callable[[int], None]
 
@@ -162,7 +165,7 @@ class SourceReport:
     places: dict[str, FilePlace] = field(default_factory=dict)
     lost_bytes: Counter[str] = field(default_factory=Counter)
     damaged: set[str] = field(default_factory=set)
-    notes: list[str] = field(default_factory=list)
+    notes: list[Notice] = field(default_factory=list)
     unread: Counter[str] = field(default_factory=Counter)
     group_sizes: dict[str, int] = field(default_factory=dict)
     least_world: int | None = None
@@ -175,6 +178,10 @@ class SourceReport:
         self.places.setdefault(reason, place)
         if is_damage:
             self.damaged.add(reason)
+
+    def note(self, code: SourceCode, text: str) -> None:
+        """Add a notice of the source."""
+        self.notes.append(Notice(code, text))
 
     def repair(self, reason: str, place: FilePlace, count: int = 1) -> None:
         """Count records changed while reading; the first place of each reason is kept."""

@@ -12,6 +12,8 @@ from collections import defaultdict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from tracetool.model.notice import SourceCode
+
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
@@ -124,5 +126,8 @@ def attach_kernels(records: list[CommRecord], kernels: Iterable[CommKernel], rep
             member.start_ns, member.end_ns = kernel.start_ns, kernel.end_ns
         last_launch[thread] = kernel.launch_ns
     if bare:
-        report.notes.append(f"{len(bare):,} communication kernels have no host record: what they moved is unknown")
+        report.note(
+            SourceCode.BYTES_UNKNOWN,
+            f"{len(bare):,} communication kernels have no host record: what they moved is unknown",
+        )
     return sorted([*records, *bare], key=lambda r: r.posted_ns)

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, field, replace
+from itertools import zip_longest
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from tracetool.errors import CopyableRank, MissingRank, NoDeviceActivity, NoPipeline, Option, ReconstructError, checked
-from tracetool.model.notice import Notice, NoticeCode, SubjectKind
+from tracetool.model.notice import Notice, NoticeCode, SourceCode, SubjectKind
 from tracetool.model.pipeline import BLOCKING
 from tracetool.model.scenario import Taken
 from tracetool.reconstruction.actions.transfers import StageOp, buffers_sends, check_counts
@@ -134,8 +135,8 @@ def reconstruct(
     if as_kept and isinstance(kept := run.kept(KEPT), Reconstruction):
         return kept
     account = account or Account()
-    for text in notes_of_sources(run.manifest.get("sources", ())):
-        account.note(NoticeCode.SOURCE, text)
+    for note in notes_of_sources(run.manifest.get("sources", ())):
+        account.notes.add(note.code, note.text)
     hosts = dict(run.rows("SELECT rank, host FROM ranks"))
     kernels = kernels_of(run) if survey is None else survey.kernels
     if not kernels:
@@ -279,21 +280,21 @@ def _copied(
     return run, survey, survey.kernels, taken
 
 
-def notes_of_sources(sources: Iterable[Mapping[str, Any]]) -> list[str]:
-    """What was noted while reading, a line per note with the ranks that it concerns.
+def notes_of_sources(sources: Iterable[Mapping[str, Any]]) -> list[Notice]:
+    """What was noted while reading, each once with the ranks that it concerns.
 
     Args:
         sources: Those of a Run's manifest.
     """
-    ranks: dict[str, list[int]] = {}
+    ranks: dict[tuple[SourceCode, str], list[int]] = {}
     others = []
     for source in sources:
-        for note in source["notes"]:
+        for note, code in zip_longest(source["notes"], source.get("note_codes", ()), fillvalue="UNCODED"):
             if source["rank"] is None:
-                others.append(f"{source['path']}: {note}")
+                others.append(Notice(SourceCode[code], f"{source['path']}: {note}"))
             else:
-                ranks.setdefault(note, []).append(source["rank"])
-    return [f"{format_ranks(listed)}: {note}" for note, listed in ranks.items()] + others
+                ranks.setdefault((SourceCode[code], note), []).append(source["rank"])
+    return [Notice(code, f"{format_ranks(listed)}: {note}") for (code, note), listed in ranks.items()] + others
 
 
 def unread_events(sources: Sequence[Mapping[str, Any]], ranks: Collection[int] | None = None) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from tracetool.model.notice import SourceCode
 from tracetool.readers import Claim, Identity, Source, SourceReport, rows_table
 from tracetool.readers.ascend.choice import ChosenFiles
 from tracetool.readers.cann import small_integer, time_ns
@@ -61,7 +62,9 @@ class AscendReader:
             yield "comms", rows_table("comms", comm_rows(rank, operations, messages, _INFERRED_FROM, report))
             extents = choice.extents()
             if not extents and (extents := _extents(operations)):
-                report.notes.append("its steps last from the first to the last communication operation only")
+                report.note(
+                    SourceCode.STEPS_INFERRED, "its steps last from the first to the last communication operation only"
+                )
             yield "steps", rows_table("steps", _step_rows(choice.vendor_steps(), rank, extents, report))
             for rows in choice.memory_rows(rank):
                 yield "memory", rows_table("memory", rows)
@@ -100,5 +103,7 @@ def _step_rows(
         else:
             vendor[step] = (time_ns(bubble), time_ns(computing))
     if blank := report.skipped[unnamed]:
-        report.notes.append(f"{blank} rows of the vendor's steps name no step: recorded without a schedule")
+        report.note(
+            SourceCode.STEPS_UNNAMED, f"{blank} rows of the vendor's steps name no step: recorded without a schedule"
+        )
     return [(rank, step, start, end, *vendor.get(step, (None, None))) for step, (start, end) in sorted(extents.items())]

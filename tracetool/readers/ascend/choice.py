@@ -10,6 +10,7 @@ from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
 from tracetool.errors import MalformedTrace
+from tracetool.model.notice import SourceCode
 from tracetool.readers import FilePlace, SourceReport, rows_table
 from tracetool.readers.ascend.db_comms import (
     communication_tasks,
@@ -109,7 +110,9 @@ class ChosenFiles:
                     outside += int(((starts < session[0]) | (starts > session[1])).sum())
             yield table
         if outside:
-            self._report.notes.append(f"{outside:,} events lie outside the recording's time in SESSION_TIME_INFO")
+            self._report.note(
+                SourceCode.EVENTS_OUTSIDE, f"{outside:,} events lie outside the recording's time in SESSION_TIME_INFO"
+            )
 
     def _event_rows(self, rank: int, keep: frozenset[str]) -> Iterator[list[Row] | pa.Table]:
         count = 0
@@ -238,7 +241,7 @@ class ChosenFiles:
         except MalformedTrace as error:
             if best[1]:
                 self._text = Kernels(0, SourceReport())
-                self._report.notes.append(f"damaged, hence the database is taken: {error.message}")
+                self._report.note(SourceCode.FILES_DAMAGED, f"damaged, hence the database is taken: {error.message}")
         if best[1] >= len(self._text.starts) and best[1]:
             self._taken = best[0]
         offers = [(e.database.path.name, n) for e, n in counts] + [(KERNEL_DETAILS, len(self._text.starts))]
@@ -251,10 +254,12 @@ class ChosenFiles:
         names = ", ".join(e.database.path.name for e in self._events)
         if self._taken is None:
             self._events = []
-            self._report.notes.append(f"{names} left out: recorded at another time than {KERNEL_DETAILS}")
+            self._report.note(
+                SourceCode.FILES_LEFT_OUT, f"{names} left out: recorded at another time than {KERNEL_DETAILS}"
+            )
         else:
             self._leave_text = True
-            self._report.notes.append(f"text files left out: recorded at another time than {names}")
+            self._report.note(SourceCode.FILES_LEFT_OUT, f"text files left out: recorded at another time than {names}")
 
     def _tasks(self) -> list[CommunicationTask]:
         reports: list[SourceReport] = []
@@ -285,7 +290,9 @@ class ChosenFiles:
             if operations is taken or not taken:
                 _merge(self._report, own)
             if operations is taken and tasks and taken and not _at_one_time(tasks, taken):
-                self._report.notes.append(f"{name} left out: it is of another time than what the device recorded")
+                self._report.note(
+                    SourceCode.FILES_LEFT_OUT, f"{name} left out: it is of another time than what the device recorded"
+                )
                 return []
         return taken
 
@@ -329,7 +336,7 @@ class ChosenFiles:
                 raise
             reason = "damaged text file beside others" if beside else "damaged text file beside a database"
             self._report.drop(reason, FilePlace(str(self._parts.folder), 0))
-            self._report.notes.append(f"left out: {error.message}")
+            self._report.note(SourceCode.FILES_DAMAGED, f"left out: {error.message}")
             return None
 
     def _record_damage(self, report: SourceReport) -> None:
@@ -349,7 +356,9 @@ class ChosenFiles:
         if len(held) > 1:
             taken = max(held, key=lambda offer: offer[1])
             others = [f"{count:,} in {name}" for name, count in held if name != taken[0]]
-            self._report.notes.append(f"{what}: {taken[1]:,} taken from {taken[0]}, not the {' or '.join(others)}")
+            self._report.note(
+                SourceCode.FILES_CHOSEN, f"{what}: {taken[1]:,} taken from {taken[0]}, not the {' or '.join(others)}"
+            )
 
 
 def _step_trace(path: Path, advance: Callable[[int], None], report: SourceReport) -> list[tuple[str, str, str]]:

@@ -10,6 +10,7 @@ from collections import Counter, defaultdict
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from tracetool.model.notice import SourceCode
 from tracetool.readers import FilePlace
 from tracetool.readers.ascend.db_rows import Keyed, span
 from tracetool.readers.cann import MB_OF_LINKS, scaled, small_integer
@@ -100,7 +101,10 @@ def communication_tasks(database: Database, device: int | None, report: SourceRe
             )
         )  # fmt: skip
     if tasks_with_links and tasks and not any(task.links for task in tasks_with_links):
-        report.notes.append(f"{TASKS} holds neither bytes nor peers, as at Level0: links of its communication unknown")
+        report.note(
+            SourceCode.LINKS_UNKNOWN,
+            f"{TASKS} holds neither bytes nor peers, as at Level0: links of its communication unknown",
+        )
     return tasks_with_links
 
 

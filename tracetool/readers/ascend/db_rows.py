@@ -11,6 +11,7 @@ from array import array
 from bisect import bisect_left, bisect_right
 from typing import TYPE_CHECKING
 
+from tracetool.model.notice import SourceCode
 from tracetool.readers import DEVICE_MEMORY, FilePlace
 from tracetool.readers.ascend.memory import bounded, record_row
 from tracetool.readers.cann.db import Names, enumeration, known, whole
@@ -124,7 +125,10 @@ class HostSteps:
         """First start and last end of each step's device operations; its mark if it has none."""
         bare = [step for _, _, step in self._spans if step not in self._extents]
         if bare:
-            report.notes.append(f"steps {sorted(bare)} ran nothing on the device: they last as the host marked them")
+            report.note(
+                SourceCode.STEPS_INFERRED,
+                f"steps {sorted(bare)} ran nothing on the device: they last as the host marked them",
+            )
         return {step: self._extents.get(step, (start, end)) for start, end, step in self._spans}
 
 

@@ -10,6 +10,7 @@ from array import array
 from bisect import bisect_left, bisect_right
 from typing import TYPE_CHECKING
 
+from tracetool.model.notice import SourceCode
 from tracetool.readers import SourceReport
 from tracetool.readers.cann.chrome import SpanColumns, take_spans
 from tracetool.readers.cann.kernels import CommunicationTask
@@ -95,7 +96,9 @@ class View:
         kernels.tasks += tasks
         for what, number in (("kernels", count - first), ("communication operations", len(tasks))):
             if number:
-                self._report.notes.append(f"{number} {what} are in {TRACE_VIEW} only: taken from there")
+                self._report.note(
+                    SourceCode.FILES_CHOSEN, f"{number} {what} are in {TRACE_VIEW} only: taken from there"
+                )
         self._report.dropped.update(report.dropped)
         self._report.repaired.update(report.repaired)
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
+from tracetool.model.notice import SourceCode
 from tracetool.readers.cann import MB_OF_LINKS, NS_PER_MS, operations, raw_text, scaled, small_integer, time_ns
 from tracetool.readers.cann.kernels import LoggedTraffic
 
@@ -243,16 +244,18 @@ def join(
     joined = [_with_task(task, waiting[task.name], report) for task in tasks]
     rounded = [operation for rest in waiting.values() for operation in rest]
     if rounded:
-        report.notes.append(
+        report.note(
+            SourceCode.TIMES_ROUNDED,
             f"{len(rounded)} communication operations are in {COMMUNICATION} only: "
-            "their times are rounded there to 0.25 us"
+            "their times are rounded there to 0.25 us",
         )
     operations = sorted(joined + rounded, key=lambda o: (o.start_ns, o.name, o.hash))
     by_hash = {str(group_hash(group.name)): group for group in groups}
     guessed = sum(_attach(operation, matrix, by_hash) for operation in operations)
     if guessed:
-        report.notes.append(
-            f"{guessed} communication operations were given the only group whose hash ends like their name"
+        report.note(
+            SourceCode.GROUPS_GUESSED,
+            f"{guessed} communication operations were given the only group whose hash ends like their name",
         )
     return operations
 

@@ -16,6 +16,7 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 from tracetool.errors import MalformedTrace
+from tracetool.model.notice import SourceCode
 from tracetool.readers import FilePlace
 
 if TYPE_CHECKING:
@@ -234,12 +235,15 @@ class Database:
             return
         if self.failure:
             report.drop("database that cannot be read", FilePlace(str(self.path), 0))
-            report.notes.append(f"{self.path.name}: nothing of it can be read: {self.failure}{self._short()}")
+            report.note(
+                SourceCode.FILES_DAMAGED, f"{self.path.name}: nothing of it can be read: {self.failure}{self._short()}"
+            )
         for table, reasons in self._gaps.items():
             report.drop(f"stretch of {table} that cannot be read", FilePlace(str(self.path), 0), len(reasons))
-            report.notes.append(
+            report.note(
+                SourceCode.TABLES_DAMAGED,
                 f"{self.path.name}: {table} is damaged in {len(reasons)} places (the first {reasons[0]}): "
-                f"how many of its rows are lost is unknown{self._short()}"
+                f"how many of its rows are lost is unknown{self._short()}",
             )
 
     def _short(self) -> str:

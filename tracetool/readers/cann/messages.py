@@ -12,6 +12,7 @@ from collections import Counter, defaultdict
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from tracetool.model.notice import SourceCode
 from tracetool.readers.cann.comms import LOCAL, RDMA, collective_bytes
 
 if TYPE_CHECKING:
@@ -132,9 +133,10 @@ class MessageFinder:
             expected = logged - _SIGNAL_BYTES * batches
             moved = sum(size for size in sizes if size is not None)
             if moved != expected:
-                report.notes.append(
+                report.note(
+                    SourceCode.BYTES_DIFFER,
                     f"group {name}: the messages found add up to {moved:,} bytes, "
-                    f"the totals of the communication matrix to {expected:,}"
+                    f"the totals of the communication matrix to {expected:,}",
                 )
 
     def _survey(self, members: list[CommOperation]) -> _Traffic:
@@ -253,9 +255,12 @@ def comm_rows(
             for place, m in enumerate(carried)
         ]  # fmt: skip
     messages.check(batches, report)
-    for evidence, meaning in ((INFERRED, f"inferred from {inferred_from}"), (UNKNOWN, "unknown")):
+    for evidence, code, meaning in (
+        (INFERRED, SourceCode.MESSAGES_INFERRED, f"inferred from {inferred_from}"),
+        (UNKNOWN, SourceCode.MESSAGES_UNKNOWN, "unknown"),
+    ):
         if counts[evidence]:
-            report.notes.append(f"direction, peer or bytes of {counts[evidence]} messages are {meaning}")
+            report.note(code, f"direction, peer or bytes of {counts[evidence]} messages are {meaning}")
     return rows
 
 

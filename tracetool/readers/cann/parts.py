@@ -11,6 +11,7 @@ from collections import defaultdict
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any
 
+from tracetool.model.notice import SourceCode
 from tracetool.readers import Claim, Group, Identity, Left, Source
 from tracetool.readers.cann import csv_header, csv_rows, decoded, small_integer
 from tracetool.readers.cann.comms import COMMUNICATION, MATRIX
@@ -245,21 +246,22 @@ class Parts:
                 advance(sum(f.stat().st_size for f in self._files[part]))
             if self._files[part]:
                 taken, *others = (f"{f.parent.name}/{f.name}" for f in self._files[part])
-                report.notes += [f"{other} left out: {taken} was taken" for other in others]
+                for other in others:
+                    report.note(SourceCode.FILES_LEFT_OUT, f"{other} left out: {taken} was taken")
             elif self._in_databases(part, databases) or part in self._said_elsewhere(databases):
                 continue
             elif part in self._empty:
-                report.notes.append(f"{part} is empty (0 bytes), hence missing: {consequence}")
+                report.note(SourceCode.PARTS_MISSING, f"{part} is empty (0 bytes), hence missing: {consequence}")
             else:
                 tables = _TABLES.get(part) if self._files[CAPTURE] else None
                 instead = f", and no {' with '.join(tables[0])} in a database" if tables else ""
-                report.notes.append(f"no {part}{instead}: {consequence}")
+                report.note(SourceCode.PARTS_MISSING, f"no {part}{instead}: {consequence}")
         self._record_databases(databases, report)
         advance(sum(f.stat().st_size for kind in (CAPTURE, ANALYSIS) for f in self._files[kind]))
         advance(sum(f.stat().st_size for f in self._changes))
         ranks = [rank for rank in self._ranks() if rank is not None]
         if len(set(ranks)) > 1:
-            report.notes.append(f"its files disagree about the rank ({ranks}): the first was taken")
+            report.note(SourceCode.RANK_DISPUTED, f"its files disagree about the rank ({ranks}): the first was taken")
 
     def _said_elsewhere(self, databases: Sequence[Database]) -> tuple[str, ...]:
         """Files that nobody misses: what they would tell is in another one, or comes from no text export at all."""
@@ -283,17 +285,21 @@ class Parts:
         captures = [d for d in databases if d.path in self._files[CAPTURE] and not d.failure]
         for table, consequence in _WITHOUT_TABLE.items():
             if captures and not any(table in d.tables for d in captures):
-                report.notes.append(f"no {table} in {captures[0].path.name}: {consequence}")
+                report.note(SourceCode.PARTS_MISSING, f"no {table} in {captures[0].path.name}: {consequence}")
         for about in self._captured():
             if self.device is None and about.devices and not set(about.devices) & set(about.ranks or about.devices):
-                report.notes.append(
+                report.note(
+                    SourceCode.DEVICES_DISPUTED,
                     f"RANK_DEVICE_MAP says device {sorted(about.ranks)}, its tasks ran on {about.devices}: "
-                    "the tasks are believed"
+                    "the tasks are believed",
                 )
             if self.device is None and len(about.devices) > 1:
-                report.notes.append(f"its tasks ran on devices {about.devices}: all are taken for this rank's")
+                report.note(
+                    SourceCode.DEVICES_SEVERAL,
+                    f"its tasks ran on devices {about.devices}: all are taken for this rank's",
+                )
         if self.device is not None:
-            report.notes.append(f"only device {self.device} of the database")
+            report.note(SourceCode.DEVICES_SEVERAL, f"only device {self.device} of the database")
 
     def _check(self) -> None:
         with self.databases() as (captures, analyses):

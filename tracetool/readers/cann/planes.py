@@ -11,6 +11,7 @@ from bisect import bisect_left, bisect_right
 from collections import Counter, defaultdict
 from typing import TYPE_CHECKING, NamedTuple
 
+from tracetool.model.notice import SourceCode
 from tracetool.readers.cann.comms import LOCAL, RDMA, CommOperation, group_hash
 from tracetool.readers.cann.kernels import LoggedTraffic
 from tracetool.readers.cann.tracks import ABSENT
@@ -226,8 +227,9 @@ def attach_groups(operations: Sequence[CommOperation], groups: Sequence[Group], 
         if group is not None:
             operation.group, operation.hash = group, str(group_hash(group.name))
     if guessed:
-        report.notes.append(
-            f"{guessed} communication operations were given the only group whose hash ends like their name"
+        report.note(
+            SourceCode.GROUPS_GUESSED,
+            f"{guessed} communication operations were given the only group whose hash ends like their name",
         )
 
 

@@ -10,6 +10,7 @@ from contextlib import closing
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from tracetool.model.notice import SourceCode
 from tracetool.readers import (
     HOST_MEMORY,
     OTHER_MEMORY,
@@ -74,7 +75,7 @@ def record_unread(report: SourceReport) -> None:
     for what, counts in (("of a device that is not read", own), ("of kinds that are not read", others)):
         if counts:
             kinds = ", ".join(sorted(counts, key=lambda kind: (-counts[kind], kind))[:6])
-            report.notes.append(f"{format_count(sum(counts.values()), 'event')} {what} ({kinds})")
+            report.note(SourceCode.EVENTS_UNREAD, f"{format_count(sum(counts.values()), 'event')} {what} ({kinds})")
 
 
 _HEAD_BYTES = 1 << 16
@@ -289,4 +290,7 @@ def _record_profiler_messages(around: dict[str, Any], report: SourceReport) -> N
     lines = [line for listed in said if isinstance(listed, list) for line in listed if isinstance(line, str)]
     lost = sum(int(count) for line in lines for count in _OUT_OF_RANGE.findall(line))
     if lost:
-        report.notes.append(f"the profiler left out {lost:,} device records as out of range: steps may lack kernels")
+        report.note(
+            SourceCode.RECORDS_OUT_OF_RANGE,
+            f"the profiler left out {lost:,} device records as out of range: steps may lack kernels",
+        )

@@ -21,6 +21,7 @@ from functools import lru_cache
 from sys import intern
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from tracetool.model.notice import SourceCode
 from tracetool.readers.cuda import P2P, CommRecord
 
 if TYPE_CHECKING:
@@ -224,15 +225,17 @@ def complete_records(
         if added[-1].peer is None:
             nameless[posting.peer is not None] += 1
     if nameless[False]:
-        report.notes.append(
-            f"{nameless[False]:,} sends and receives name no peer: inputs of ops were not recorded (record_shapes)"
+        report.note(
+            SourceCode.PEERS_UNKNOWN,
+            f"{nameless[False]:,} sends and receives name no peer: inputs of ops were not recorded (record_shapes)",
         )
     if nameless[True]:
         could = sorted({g.ranks for g in groups if len(g.ranks) > 1})
         what = f"groups of other ranks could be meant ({', '.join(str(list(ranks)) for ranks in could[:_NAMED])})"
-        report.notes.append(
+        report.note(
+            SourceCode.PEERS_UNKNOWN,
             f"{nameless[True]:,} sends and receives name their peer inside a process group, and "
-            f"{what if could else 'the trace lists no group of theirs'}"
+            f"{what if could else 'the trace lists no group of theirs'}",
         )
     return [*records, *added]
 

@@ -9,6 +9,7 @@ from dataclasses import replace
 from sys import intern
 from typing import TYPE_CHECKING
 
+from tracetool.model.notice import SourceCode
 from tracetool.readers import ABSOLUTE_NS, OTHER_MEMORY, rows_table
 from tracetool.readers.cuda import CommKernel, CommRecord, attach_kernels, is_communication_kernel
 from tracetool.readers.files.spill import TWICE, Repeats, Spill
@@ -250,13 +251,16 @@ class EventRows:
         """Note what keeps the trace from being laid beside others, and how many ranks its records speak of."""
         elsewhere = self._devices.total() - self._devices[self.device] if self.device is not None else 0
         if elsewhere:
-            self._report.notes.append(
-                f"{elsewhere:,} device activities ran on another device than {self.device}: they count as this rank's"
+            self._report.note(
+                SourceCode.DEVICES_SEVERAL,
+                f"{elsewhere:,} device activities ran on another device than {self.device}: they count as this rank's",
             )
         named = [rank for r in self._records for rank in (*r.group_ranks, *(() if r.peer is None else (r.peer,)))]
         self._report.least_world = max((rank + 1 for rank in named if rank < _MOST_RANKS), default=None)
         if self._report.first_ns is not None and self._report.first_ns < ABSOLUTE_NS:
-            self._report.notes.append("its times do not count from 1970: other ranks cannot be aligned with it")
+            self._report.note(
+                SourceCode.NO_EPOCH, "its times do not count from 1970: other ranks cannot be aligned with it"
+            )
 
     def _kernels_with_launch(self) -> list[CommKernel]:
         import numpy as np
@@ -280,8 +284,9 @@ class EventRows:
             )  # fmt: skip
         bare = sum(kernel.launch_thread is None for kernel in kernels)
         if bare:
-            self._report.notes.append(
-                f"{bare:,} communication kernels have no launch in the trace: they count as posted when they start"
+            self._report.note(
+                SourceCode.LAUNCHES_UNKNOWN,
+                f"{bare:,} communication kernels have no launch in the trace: they count as posted when they start",
             )
         return kernels
 

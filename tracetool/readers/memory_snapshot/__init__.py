@@ -12,6 +12,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tracetool.errors import IngestError, MalformedTrace
+from tracetool.model.notice import SourceCode
 from tracetool.readers import OTHER_MEMORY, Claim, FilePlace, Identity, Source, rows_table
 from tracetool.readers.files import ByteStream
 from tracetool.readers.memory_snapshot.pickle import MOST_BYTES, is_pickle, plain_data
@@ -150,9 +151,10 @@ class _Snapshot:
         if reserved is not None:
             reserved -= sum(change.reserved for change in changes)
         if allocated is not None and allocated < 0:
-            self._report.notes.append(
+            self._report.note(
+                SourceCode.LEVELS_APPROXIMATE,
                 f"its history allocates {format_size(-allocated)} more than its segments hold: sizes are rounded "
-                "otherwise than assumed, so levels may be off by that"
+                "otherwise than assumed, so levels may be off by that",
             )
         for change in changes:
             allocated = None if allocated is None else allocated + change.allocated
@@ -162,7 +164,10 @@ class _Snapshot:
     def _at_end(self) -> tuple[int | None, int | None]:
         sizes = [(_whole(s.get("allocated_size")), _whole(s.get("total_size"))) for s in self._segments]
         if not sizes:
-            self._report.notes.append("it lists no segments: how much was allocated is unknown, only how it changed")
+            self._report.note(
+                SourceCode.LEVELS_UNKNOWN,
+                "it lists no segments: how much was allocated is unknown, only how it changed",
+            )
             return None, None
         allocated, reserved = zip(*sizes, strict=True)
         return (
@@ -215,18 +220,20 @@ class _Snapshot:
     def _record_out_of_memory(self, entries: Sequence[dict[Any, Any]]) -> None:
         if entries:
             wanted, free = (_whole(entries[0].get(key)) or 0 for key in ("size", "device_free"))
-            self._report.notes.append(
+            self._report.note(
+                SourceCode.OUT_OF_MEMORY,
                 f"it ran out of memory {len(entries)} times: the first time {format_size(wanted)} were asked for and "
-                f"{format_size(free)} of the device were free"
+                f"{format_size(free)} of the device were free",
             )
 
     def _record_settings(self, settings: object) -> None:
         rounding = settings.get("roundup_power2_divisions") if isinstance(settings, dict) else None
         values = rounding.values() if isinstance(rounding, dict) else ()
         if any((_whole(value) or 0) > 1 for value in values):
-            self._report.notes.append(
+            self._report.note(
+                SourceCode.LEVELS_APPROXIMATE,
                 "its allocator rounds sizes up to divisions of powers of two, which the history does not show: "
-                "levels inside it are lower bounds"
+                "levels inside it are lower bounds",
             )
 
     def _drop(self, reason: str, number: int) -> None:

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import msgspec
 
 from tracetool.errors import MalformedTrace
+from tracetool.model.notice import SourceCode
 from tracetool.readers import UNRANKED, Claim, FilePlace, Group, Identity, Left, Source, SourceReport, rows_table
 from tracetool.readers.cann import MB_OF_LINKS, integer, scaled
 
@@ -221,10 +222,13 @@ class MindInsightReader:
         if not steps:
             raise MalformedTrace(f"{source.path}: no step has a number and times.", hint="export the profile again")
         sizes = received_bytes(parts[HCCL], report) if HCCL in parts else {}
-        report.notes.append("its times are ticks of 10 ns without an epoch; computing is not recorded")
-        report.notes.append("its rank is taken from the name of the file: nothing in it tells")
+        report.note(SourceCode.NO_EPOCH, "its times are ticks of 10 ns without an epoch; computing is not recorded")
+        report.note(SourceCode.RANK_INFERRED, "its rank is taken from the name of the file: nothing in it tells")
         if _grid(source) is not None:
-            report.notes.append("stages are taken from the names of the vendor's files, peers from the stage")
+            report.note(
+                SourceCode.STAGES_INFERRED,
+                "stages are taken from the names of the vendor's files, peers from the stage",
+            )
         for file in source.files:
             advance(file.stat().st_size)
         yield "steps", rows_table("steps", steps)

@@ -12,6 +12,7 @@ from dataclasses import replace
 from itertools import chain
 from typing import TYPE_CHECKING
 
+from tracetool.model.notice import SourceCode
 from tracetool.readers import Claim, Identity, Source, SourceReport, rows_table
 from tracetool.readers.cann.messages import MessageFinder, comm_rows
 from tracetool.readers.cann.parts import Parts, is_beside
@@ -95,7 +96,9 @@ class MsprofReader:
         capture = _capture(source)
         report.notes += capture.notes
         if capture.rank is not None and capture.rank != rank:
-            report.notes.append(f"info.json or the rank table says rank {capture.rank}: {rank} was taken")
+            report.note(
+                SourceCode.RANK_DISPUTED, f"info.json or the rank table says rank {capture.rank}: {rank} was taken"
+            )
         clock = UnixClock(capture.offset_ns)
         device = _one_of_several(source)
         tables = Tables(rank, device, report, advance, clock)
@@ -140,7 +143,7 @@ class _Files:
             self._newest[table], older = latest(parts)
             if older:
                 names = ", ".join(sorted(p.path.name for p in older))
-                report.notes.append(f"older exports left out: {names}")
+                report.note(SourceCode.FILES_LEFT_OUT, f"older exports left out: {names}")
                 advance(sum(p.path.stat().st_size for p in older))
             for parts_of_one in self._newest[table]:
                 _check_slices(parts_of_one, report)
@@ -162,7 +165,10 @@ class _Files:
             for slices in all_slices:
                 known = first.setdefault(slices[0].numbers, slices)
                 if known is not slices:
-                    report.notes.append(f"{slices[0].path.name} left out: {known[0].path.name} is the same table")
+                    report.note(
+                        SourceCode.FILES_LEFT_OUT,
+                        f"{slices[0].path.name} left out: {known[0].path.name} is the same table",
+                    )
                     advance(sum(p.path.stat().st_size for p in slices))
             self._newest[table] = list(first.values())
 
@@ -175,7 +181,9 @@ def _names_other(part: TableFile, device: int | None) -> bool:
 def _check_slices(slices: Sequence[TableFile], report: SourceReport) -> None:
     missing = sorted(set(range(slices[-1].slice)) - {p.slice for p in slices})
     if missing:
-        report.notes.append(f"slices {missing} of {slices[0].stem} are missing: what they held is unknown")
+        report.note(
+            SourceCode.PARTS_MISSING, f"slices {missing} of {slices[0].stem} are missing: what they held is unknown"
+        )
 
 
 def _device(source: Source) -> int | None:
@@ -241,7 +249,7 @@ def _events(
     without = {Track.HARDWARE: set(summarised), Track.STEP: stepped}
     yield from timelines.tables(rank, device, clock.all, without, groups, count)
     if timelines.kernels or plain:
-        report.notes.append("no op_summary of some kernels: their class is the type of their task")
+        report.note(SourceCode.CLASSES_INFERRED, "no op_summary of some kernels: their class is the type of their task")
 
 
 def _chunks(rows: Iterable[Row]) -> Iterator[list[Row]]:
@@ -263,7 +271,10 @@ def _joined(
         starts[operation.name].append(operation.start_ns)
     extra = [o for o in listed if all(abs(o.start_ns - start) > _SAME_NS for start in starts[o.name])]
     if shown and extra:
-        report.notes.append(f"{len(extra)} communication operations are in op_summary only: their links are unknown")
+        report.note(
+            SourceCode.LINKS_UNKNOWN,
+            f"{len(extra)} communication operations are in op_summary only: their links are unknown",
+        )
     if len(listed) > len(extra):
         report.skipped["communication operation listed in op_summary too"] += len(listed) - len(extra)
     return sorted([*shown, *extra], key=lambda o: (o.start_ns, o.name, o.hash))
@@ -280,7 +291,7 @@ def _step_rows(rank: int, marks: MarkedSteps, report: SourceReport) -> list[Row]
         steps = by_model.pop(model)
         if by_model:
             report.skipped["iteration of another model"] += sum(map(len, by_model.values()))
-        report.notes.append(f"steps are the iterations of model {model}")
+        report.note(SourceCode.STEPS_INFERRED, f"steps are the iterations of model {model}")
     return [(rank, step, start, end, None, None) for step, (start, end) in sorted(steps.items())]
 
 
@@ -301,11 +312,13 @@ def _memory(tables: Tables, files: _Files) -> Iterator[Row]:
 
 def _record_clock(clock: UnixClock, capture: Capture, report: SourceReport) -> None:
     if clock.monotonic and capture.offset_ns is not None:
-        report.notes.append(
-            f"its times count from the host's boot: moved to wall clock by {capture.offset_ns:,} ns, from start_info"
+        report.note(
+            SourceCode.CLOCK_CONVERTED,
+            f"its times count from the host's boot: moved to wall clock by {capture.offset_ns:,} ns, from start_info",
         )
     elif clock.monotonic:
-        report.notes.append(
+        report.note(
+            SourceCode.NO_EPOCH,
             "its times count from the host's boot and no start_info relates them to wall clock: "
-            "they cannot be compared with other hosts'"
+            "they cannot be compared with other hosts'",
         )

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from tracetool.model.notice import Notices, SourceCode
 from tracetool.readers.cann import small_integer, time_ns
 
 if TYPE_CHECKING:
@@ -57,7 +58,7 @@ class Capture:
     device: int | None = None
     rank: int | None = None
     offset_ns: int | None = None
-    notes: list[str] = field(default_factory=list)
+    notes: Notices = field(default_factory=Notices)
 
 
 class UnixClock:
@@ -130,12 +131,17 @@ def capture_of(files: Iterable[Path], device: int | None, tables: Sequence[Path]
     if start:
         capture.offset_ns = _offset(start[0].content, "collectionTimeBegin")
     if start and not end:
-        capture.notes.append("no end_info: the capture is unfinished, its last step may be cut off")
+        capture.notes.add(
+            SourceCode.CAPTURE_UNFINISHED, "no end_info: the capture is unfinished, its last step may be cut off"
+        )
     if end and capture.offset_ns is not None:
         later = _offset(end[0].content, "collectionTimeEnd")
         if later is not None and abs(later - capture.offset_ns) >= 10**6:
             apart = later - capture.offset_ns
-            capture.notes.append(f"the wall clock moved by {apart:,} ns against the monotonic clock in the capture")
+            capture.notes.add(
+                SourceCode.CLOCK_MOVED,
+                f"the wall clock moved by {apart:,} ns against the monotonic clock in the capture",
+            )
     return capture
 
 

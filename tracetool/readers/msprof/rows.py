@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeVar
 
 from tracetool.errors import MalformedTrace
+from tracetool.model.notice import SourceCode
 from tracetool.readers import FilePlace
 from tracetool.readers.cann import (
     KB_OF_MEMORY,
@@ -274,7 +275,7 @@ class Timelines:
                     batches = take_spans(part.path, timeline.tracks, self._spill, keep, report, advance)
                 except MalformedTrace as error:
                     report.drop("timeline without events", FilePlace(str(part.path), 0))
-                    report.notes.append(f"left out: {error.message}")
+                    report.note(SourceCode.FILES_DAMAGED, f"left out: {error.message}")
                     batches = []
                 timeline.batches.append(batches)
         self._choose()
@@ -353,9 +354,10 @@ class Timelines:
         left = [t.parts[0].stem for t in self._all if not t.chosen]
         kept = sorted({t.parts[0].stem for t in self._all if t.chosen})
         if left:
-            self._report.notes.append(
+            self._report.note(
+                SourceCode.FILES_LEFT_OUT,
                 f"{len(left)} timelines ({', '.join(sorted(set(left)))}) hold nothing that "
-                f"{', '.join(kept)} lacks: not counted again"
+                f"{', '.join(kept)} lacks: not counted again",
             )
 
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from tracetool.errors import MalformedTrace
+from tracetool.model.notice import Notice, Notices, SourceCode
 from tracetool.readers import Claim, Identity, Left, Source, SourceReport, rows_table
 from tracetool.readers.ndtimeline.chrome import by_step, opens_labelled, timeline_of
 from tracetool.readers.ndtimeline.rows import RankRows
@@ -99,7 +100,8 @@ class NDTimelineReader:
         for name, chunk in parts:
             yield name, rows_table(name, chunk)
         if strays:
-            report.notes += [f"all ranks: {note}" for note in _job_notes(source, layout, meta, is_table=is_table)]
+            noted = _job_notes(source, layout, meta, is_table=is_table)
+            report.notes += [Notice(note.code, f"all ranks: {note.text}") for note in noted]
         for file in source.files:
             advance(file.stat().st_size)
 
@@ -195,21 +197,30 @@ def _describes(meta: dict[str, int], layout: JobLayout) -> bool:
     return len(dp) == meta["dp_size"] and len(pp) == meta["pp_size"] and max(layout.places) < meta["world_size"]
 
 
-def _job_notes(source: Source, layout: JobLayout, meta: dict[str, int], *, is_table: bool) -> list[str]:
-    notes = []
+def _job_notes(source: Source, layout: JobLayout, meta: dict[str, int], *, is_table: bool) -> Notices:
+    notes = Notices()
     if is_table:
         apart = step_of_clock_ns(source.files[0], layout)
-        notes.append(f"times are floating-point seconds, at worst {apart:,} ns apart")
+        notes.add(SourceCode.TIMES_ROUNDED, f"times are floating-point seconds, at worst {apart:,} ns apart")
         if not meta:
-            notes.append("no description of the job was given: its size is that of the table")
+            notes.add(SourceCode.JOB_ASSUMED, "no description of the job was given: its size is that of the table")
         elif meta["tp_size"] > 1 and all(where.tp is None for where in layout.places.values()):
-            notes.append(f"tensor parallelism of {meta['tp_size']}, but no row tells a rank's place in it")
+            notes.add(
+                SourceCode.GROUPS_UNKNOWN,
+                f"tensor parallelism of {meta['tp_size']}, but no row tells a rank's place in it",
+            )
     if meta.get("dsp_size", 1) > 1:
-        notes.append(f"every data-parallel rank is {meta['dsp_size']} ranks: groups list those in the table only")
+        notes.add(
+            SourceCode.GROUPS_UNKNOWN,
+            f"every data-parallel rank is {meta['dsp_size']} ranks: groups list those in the table only",
+        )
     if layout.restarts:
-        notes.append("the clock starts anew with every step: steps are laid end to end, what lay between is unknown")
+        notes.add(
+            SourceCode.CLOCK_RESTARTS,
+            "the clock starts anew with every step: steps are laid end to end, what lay between is unknown",
+        )
     elif not layout.has_epoch:
-        notes.append("times are not Unix times: they have no epoch")
+        notes.add(SourceCode.NO_EPOCH, "times are not Unix times: they have no epoch")
     if not layout.is_looped:
-        notes.append("global stages are not placed in loops: each is where its computes are")
+        notes.add(SourceCode.STAGES_UNPLACED, "global stages are not placed in loops: each is where its computes are")
     return notes

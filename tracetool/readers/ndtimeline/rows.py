@@ -7,6 +7,7 @@ from collections import Counter, defaultdict
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from tracetool.model.notice import SourceCode
 from tracetool.readers import SourceReport
 from tracetool.readers.ndtimeline.layout import (
     BACKWARD,
@@ -299,23 +300,35 @@ class RankRows:
         return what, PP, peer, lane, evidence, label
 
     def _record_notes(self, unlabelled: int, paired: int) -> None:
-        notes = self._report.notes
+        note = self._report.note
         if self._exchanges:
-            notes.append("the n-th send or receive of a kind is taken as that of the n-th compute in need of one")
+            note(
+                SourceCode.MESSAGES_INFERRED,
+                "the n-th send or receive of a kind is taken as that of the n-th compute in need of one",
+            )
         if not self._numbered:
             consequence = "are numbered in order of start" if self._is_whole else "of a damaged trace are not numbered"
-            notes.append(f"no microbatches are named: forwards and backwards {consequence}")
+            note(SourceCode.MICROBATCHES_UNNAMED, f"no microbatches are named: forwards and backwards {consequence}")
         if self._layout.wraps_around and self._layout.chunks == 1:
-            notes.append(
-                "the ends of the pipeline exchange messages and no model chunks are named: nothing is labelled"
+            note(
+                SourceCode.MESSAGES_UNLABELLED,
+                "the ends of the pipeline exchange messages and no model chunks are named: nothing is labelled",
             )
         if unlabelled:
-            notes.append(f"{unlabelled} sends and receives fit no compute by number: they are not labelled")
+            note(
+                SourceCode.MESSAGES_UNLABELLED,
+                f"{unlabelled} sends and receives fit no compute by number: they are not labelled",
+            )
         if paired:
-            notes.append(f"{paired} sends share start and duration with a receive: each pair is taken as one batch")
+            note(
+                SourceCode.MESSAGES_INFERRED,
+                f"{paired} sends share start and duration with a receive: each pair is taken as one batch",
+            )
         if self._layout.splits_backward:
-            notes.append(f"{WEIGHT} is recorded: {BACKWARD} is taken as the input gradient alone")
-        notes += [f"its {name} group is not known in full" for name in (PP, DP) if name not in self._groups]
+            note(SourceCode.BACKWARD_SPLIT, f"{WEIGHT} is recorded: {BACKWARD} is taken as the input gradient alone")
+        for name in (PP, DP):
+            if name not in self._groups:
+                note(SourceCode.GROUPS_UNKNOWN, f"its {name} group is not known in full")
 
 
 def _towards(message: NamedMessage) -> int:

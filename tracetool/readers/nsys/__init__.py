@@ -12,6 +12,7 @@ from collections import defaultdict
 from typing import TYPE_CHECKING
 
 from tracetool.errors import MalformedTrace
+from tracetool.model.notice import SourceCode
 from tracetool.readers import ABSOLUTE_NS, Claim, Group, Identity, Left, Source, SourceReport, rows_table
 from tracetool.readers.cann.db import companions, is_database, unmerged, whole
 from tracetool.readers.nsys.capture import (
@@ -186,14 +187,20 @@ def _record_limits(stored: Stored, capture: NsysExport, report: SourceReport) ->
     if capture.hides_graphs:
         graphs = sum(1 for _ in stored.rows(GRAPHS, "start"))
         report.unread["CUDA graphs whose kernels are hidden"] += graphs
-        report.notes.append(
+        report.note(
+            SourceCode.GRAPHS_HIDDEN,
             f"{format_count(graphs, 'launch')} of CUDA graphs show as one kernel each, messages inside them not at "
-            "all: record with nsys profile --cuda-graph-trace=node"
+            "all: record with nsys profile --cuda-graph-trace=node",
         )
     if KERNELS not in stored.tables and GRAPHS not in stored.tables:
-        report.notes.append("no kernels in the export: record with nsys profile -t cuda,nvtx")
+        report.note(SourceCode.PARTS_MISSING, "no kernels in the export: record with nsys profile -t cuda,nvtx")
     severe = sum((whole(severity) or 0) >= _SEVERE for (severity,) in stored.rows(DIAGNOSTICS, "severity"))
     if severe:
-        report.notes.append(f"the profiler itself reports {format_count(severe, 'problem')}: its own tool shows them")
+        report.note(
+            SourceCode.PROFILER_PROBLEMS,
+            f"the profiler itself reports {format_count(severe, 'problem')}: its own tool shows them",
+        )
     if report.first_ns is not None and report.first_ns < ABSOLUTE_NS:
-        report.notes.append("its times do not count from 1970: ranks of other files cannot be aligned with it")
+        report.note(
+            SourceCode.NO_EPOCH, "its times do not count from 1970: ranks of other files cannot be aligned with it"
+        )

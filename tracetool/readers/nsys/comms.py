@@ -11,6 +11,7 @@ from collections import defaultdict
 from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
+from tracetool.model.notice import SourceCode
 from tracetool.readers.cuda import P2P, CommKernel, CommRecord, attach_kernels
 from tracetool.readers.nsys.nvtx import labelled_message
 from tracetool.units import format_count
@@ -96,16 +97,18 @@ def comm_records(
     linked = _with_collectives(records, kernels)
     bare = sum(kernel.launch_thread is None for kernel in kernels)
     if bare:
-        report.notes.append(
+        report.note(
+            SourceCode.LAUNCHES_UNKNOWN,
             f"{format_count(bare, 'communication kernel')} without a launch in the capture: they count as posted when "
-            "they start"
+            "they start",
         )
     attached = attach_kernels(records, linked, report)
     nameless = sum(r.operation in P2P and r.peer is None for r in attached)
     if nameless:
-        report.notes.append(
+        report.note(
+            SourceCode.PEERS_UNKNOWN,
             f"{format_count(nameless, 'send')} and receives name no peer: begin the capture before the "
-            "communicators are made, and export with nsys export --include-blobs=true"
+            "communicators are made, and export with nsys export --include-blobs=true",
         )
     report.least_world = max((n + 1 for r in attached for n in (r.peer, *r.group_ranks) if n is not None), default=None)
     return attached

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import msgspec
 
 from tracetool.errors import MalformedTrace
+from tracetool.model.notice import SourceCode
 from tracetool.readers import FilePlace
 from tracetool.readers.cann.db import Database, connected, is_database
 
@@ -225,7 +226,10 @@ class _FileTables:
         """Count what could not be read."""
         for table, reason in self._gaps.items():
             report.drop(f"rest of {table} that cannot be read", FilePlace(str(self.path), 0), is_damage=True)
-            report.notes.append(f"{self.path.name}: {table} is damaged ({reason}): how many rows are lost is unknown")
+            report.note(
+                SourceCode.TABLES_DAMAGED,
+                f"{self.path.name}: {table} is damaged ({reason}): how many rows are lost is unknown",
+            )
 
 
 class ColumnTables(_FileTables):

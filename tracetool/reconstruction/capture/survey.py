@@ -87,7 +87,7 @@ def survey_run(
     if use_labels and not copies and (kept := run.kept(KEPT)) is not None:
         survey, notes, findings = cast("tuple[Survey, list[Notice], list[Finding]]", kept)
         for note in notes:
-            account.note(note.code, note.text, hint=note.hint, subject=note.subject)
+            account.notes.add(note.code, note.text, hint=note.hint, subject=note.subject)
         account.findings += findings
         run = infer_peers(run, survey.collectives, Account())
         return replace(survey, run=overlay_exchanges(run, survey.rings))

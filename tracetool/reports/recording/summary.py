@@ -166,6 +166,7 @@ class SourceFactsInfo(TypedDict):
     lost_bytes: NotRequired[Annotated[dict[str, int], doc("Bytes of dropped records, by what was wrong with them.")]]
     places: NotRequired[Annotated[dict[str, str], doc("Where the first of them is, by what was wrong.")]]
     notes: Annotated[list[str], doc("What was inferred while reading.")]
+    note_codes: NotRequired[Annotated[list[str], doc("What each of the notes is about.")]]
 
 
 class DirectionInfo(TypedDict):
@@ -280,7 +281,7 @@ def own_notes(run: Run, *codes: NoticeCode) -> list[str]:
     """What was noted of the pipeline, of these codes, or all but what was noted of its sources while they were read."""
     found = run.manifest.get("reconstruction", {})
     noted = zip_longest(found.get("notes", ()), found.get("note_codes", ()))  # no codes in Runs of earlier versions
-    names = {code.name for code in codes or set(NoticeCode) - {NoticeCode.SOURCE}}
+    names = {code.name for code in codes or NoticeCode}
     return [note for note, code in noted if code in names or (code is None and not codes)]
 
 
