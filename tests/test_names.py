@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 PRODUCT = ROOT / "tracetool"
-ROOMS = ("readers", "reconstruction", "ingestion", "tables", "model", "costs", "causes")
+ROOMS = ("readers", "reconstruction", "ingestion", "tables", "model", "costs", "causes", "reports")
 VAGUE = {"found", "told", "seen"}
 """What a value went through, but not what it holds."""
 PROSE = ("look", "tell", "told", "found", "seen", "distrust")

@@ -81,7 +81,7 @@ def html_of(result: object) -> str:
         WrongType: If such results are not shown.
     """
     sentences, table = _said(result)
-    told = "".join(f"<p>{escape(line)}</p>" for line in sentences)
+    paragraphs = "".join(f"<p>{escape(line)}</p>" for line in sentences)
     try:
         figure = figure_of(result)
         figure.set_dpi(_CELL_DPI)
@@ -89,7 +89,7 @@ def html_of(result: object) -> str:
         picture = f'<img style="max-width:100%" alt="{escape(sentences[0])}" src="data:image/png;base64,{pixels}">'
     except TraceToolError as error:
         picture = f"<p>{escape(error.message)}</p>"
-    return told + ("" if table is None else _table_html(table)) + picture
+    return paragraphs + ("" if table is None else _table_html(table)) + picture
 
 
 _MOST_ROWS = 12
@@ -112,21 +112,21 @@ def _said(result: object) -> tuple[list[str], PageTable | None]:
 
 @_said.register(Answer)
 def _(result: Answer) -> tuple[list[str], PageTable | None]:
-    found = verdict(result)
-    return [*map(str, result.warnings), f"{found.headline}."], comparison(result, found.best)
+    chosen = verdict(result)
+    return [*map(str, result.warnings), f"{chosen.headline}."], comparison(result, chosen.best)
 
 
 @_said.register(Result)
 def _(result: Result) -> tuple[list[str], PageTable | None]:
-    told = f"{plan_name(result)} with {result.p2p} transfers: {step_text(result)} a step"
-    return [f"{told}, {result.metrics.bubble_ratio:.1%} bubble.", *([result.remark] if result.remark else [])], None
+    sentence = f"{plan_name(result)} with {result.p2p} transfers: {step_text(result)} a step"
+    return [f"{sentence}, {result.metrics.bubble_ratio:.1%} bubble.", *([result.remark] if result.remark else [])], None
 
 
 @_said.register(Explanation)
 def _(result: Explanation) -> tuple[list[str], PageTable | None]:
     rows = tuple(
-        Row(Cell(found.cause.words.label), (Cell(format_duration(found.mean_ns)), Cell(found.cause.words.meaning)))
-        for found in result.causes
+        Row(Cell(cause.cause.words.label), (Cell(format_duration(cause.mean_ns)), Cell(cause.cause.words.meaning)))
+        for cause in result.causes
     )
     return [*idle_sentences(result)], PageTable("", ("Cause", "Idle, mean over ranks", "Meaning"), rows)
 

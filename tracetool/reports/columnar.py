@@ -162,8 +162,8 @@ def _(result: Answer) -> dict[str, pa.Table]:
     for role, results in (("baseline", (result.baseline,)), ("result", result.results)):
         for each in results:
             change, error = result.step_change(each), result.step_change_error(each)
-            told = {"role": role, "step_change_ratio": change, "step_change_error_ratio": error}
-            every.append((each.timeline, each.metrics, (told, each)))
+            of_result = {"role": role, "step_change_ratio": change, "step_change_error_ratio": error}
+            every.append((each.timeline, each.metrics, (of_result, each)))
     by_rank: list[TableRow] = []
     for timeline, metrics, row in every:
         columns = [timeline.global_ranks, *(getattr(metrics, name) for name in ("rank_compute_ns", *_HIGHEST))]
@@ -177,17 +177,17 @@ def _(result: Explanation) -> dict[str, pa.Table]:
     causes: list[TableRow] = [
         (
             {
-                "cause": found.cause.value, "idle_ns": found.mean_ns, "worst_rank": ranks[found.worst_rank],
-                "removal": found.removal.how, "microbatches": found.removal.microbatches or None,
+                "cause": cause.cause.value, "idle_ns": cause.mean_ns, "worst_rank": ranks[cause.worst_rank],
+                "removal": cause.removal.how, "microbatches": cause.removal.microbatches or None,
             },
-            found.removal,
+            cause.removal,
         )
-        for found in result.causes
+        for cause in result.causes
     ]  # fmt: skip
     by_rank: list[TableRow] = [
-        ({"cause": found.cause.value, "rank": rank, "idle_ns": idle_ns},)
-        for found in result.causes
-        for rank, idle_ns in zip(ranks, found.rank_ns, strict=True)
+        ({"cause": cause.cause.value, "rank": rank, "idle_ns": idle_ns},)
+        for cause in result.causes
+        for rank, idle_ns in zip(ranks, cause.rank_ns, strict=True)
     ]
     path: list[TableRow] = [
         ({"duration_ns": ns, **({"rank": ranks[what]} if isinstance(what, int) else {"cause": what.value})},)
@@ -215,13 +215,13 @@ def _(result: Decision) -> dict[str, pa.Table]:
     rows: list[TableRow] = []
     for offer in result.offers:
         best, bought = offer.best, result.bought(offer)
-        told = {
+        of_offer = {
             "fee": None if offer.fee is None else str(offer.fee),
             "seen_error_ratio": None if best is None or best.known_error is None else best.known_error.step_ratio,
             "to_today_ratio": result.to_today(offer), "run_days": result.run_days(offer),
             "run_fee": result.run_fee(offer),
         }  # fmt: skip
-        rows.append((told, *filter(None, (best, bought)), offer))
+        rows.append((of_offer, *filter(None, (best, bought)), offer))
     return _made({OFFERS: rows})
 
 

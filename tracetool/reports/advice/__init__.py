@@ -52,11 +52,14 @@ def sentences(decision: Decision, most: int | None = None) -> list[str]:
     between = [line for one, other in pairwise(others) if (line := _between(decision, one, other))]
     until = decision.pays_until
     pays = [] if until is None else [f"For {pays_text(until.schedule, until.bandwidth_bytes_per_s, until.latency_ns)}."]
-    told = [*offers, *apart, *between, *pays]
-    if most is None or len(told) <= most:
-        return told
+    paragraphs = [*offers, *apart, *between, *pays]
+    if most is None or len(paragraphs) <= most:
+        return paragraphs
     kept = {*[*offers, *pays, *apart, *between][:most]}
-    return [*(line for line in told if line in kept), f"{format_count(len(told) - most, 'sentence')} more: -v."]
+    return [
+        *(line for line in paragraphs if line in kept),
+        f"{format_count(len(paragraphs) - most, 'sentence')} more: -v.",
+    ]
 
 
 def pays_text(schedule: str, bandwidth_bytes_per_s: int, latency_ns: int) -> str:
@@ -171,12 +174,12 @@ def _other(decision: Decision, offer: Offer) -> str:
     error = ", error unknown" if bought.error_ratio is None else f" ±{format_error(bought.error_ratio)}"
     paid = _paid(bought, offer, beyond=decision.offers[0])
     if not bought.is_certain:
-        told = f"{-bought.saved_ratio:+.1%}{error}{_first_plan(decision, offer)}"
+        saving = f"{-bought.saved_ratio:+.1%}{error}{_first_plan(decision, offer)}"
         run = "" if decision.steps is None else f"; {_run(decision, offer, bought.steps_per_day)}"
         near = "too near to tell what it buys"
         if bought.error_ratio is None:
             near = f"within the scatter of repeated steps, {RELEVANT_RATIO:.0%}{',' if paid else ''}"
-        return f"{plan}, {near}{paid} ({told}){run}."
+        return f"{plan}, {near}{paid} ({saving}){run}."
     if bought.saved_ns < 0:
         longer = f"{format_duration(-bought.saved_ns)} longer ({-bought.saved_ratio:+.1%}{error}){paid}"
         return f"{plan}, {longer}; {_run(decision, offer, bought.steps_per_day)}."
@@ -263,8 +266,8 @@ def _run(decision: Decision, offer: Offer, steps_per_day: float) -> str:
         return f"a day has {abs(steps_per_day):,.0f} steps {'more' if steps_per_day >= 0 else 'fewer'}"
     before, cost_of_run, cost = decision.run_fee(decision.offers[0]), decision.run_fee(offer), ""
     if cost_of_run is not None and offer.fee is not None:
-        told = f"{cost_of_run:,.0f}" if before is None else f"{cost_of_run - before:+,.0f}"
-        cost = f" and cost {told} {offer.fee.currency} for links"
+        fee = f"{cost_of_run:,.0f}" if before is None else f"{cost_of_run - before:+,.0f}"
+        cost = f" and cost {fee} {offer.fee.currency} for links"
     return f"{decision.steps:,} steps take {_time(days)} instead of {_time(first)}{cost}"
 
 

@@ -269,13 +269,13 @@ def _co_tuning(tuning: CoTuning) -> CoTuningInfo:
         candidates=[
             as_struct(
                 SizesInfo,
-                found,
-                found.metrics,
-                mbs=found.batch.sequences,
-                seq=found.batch.length,
-                step_per_token_ns=found.metrics.step_ns / tuning.tokens,
+                tried,
+                tried.metrics,
+                mbs=tried.batch.sequences,
+                seq=tried.batch.length,
+                step_per_token_ns=tried.metrics.step_ns / tuning.tokens,
             )
-            for found in tuning.candidates
+            for tried in tuning.candidates
         ],
         extrapolation_error_ratio=tuning.error_ratio,
     )

@@ -82,18 +82,18 @@ def sizes_table(tuning: CoTuning, scenario: Scenario, most: int, width: int) -> 
     shown = tuning.candidates[:most]
     if tuning.measured not in shown:
         shown = (*shown[:-1], tuning.measured)
-    for found in shown:
-        needed = [size for size in found.metrics.needed_hbm_bytes if size is not None]
+    for tried in shown:
+        needed = [size for size in tried.metrics.needed_hbm_bytes if size is not None]
         rows.append(
             (
-                f"{found.batch.sequences} × {found.batch.length}",
-                str(found.microbatches),
-                depth_label(found.extra_forwards),
-                format_duration(found.metrics.step_ns),
-                format_duration(found.metrics.step_ns / tuning.tokens),
-                format_size(max(needed)) if len(needed) == len(found.metrics.needed_hbm_bytes) else "unknown",
-                _fits(found.metrics, scenario, feasible=found.feasible),
-                "extrapolated" if found.extrapolated else "measured",
+                f"{tried.batch.sequences} × {tried.batch.length}",
+                str(tried.microbatches),
+                depth_label(tried.extra_forwards),
+                format_duration(tried.metrics.step_ns),
+                format_duration(tried.metrics.step_ns / tuning.tokens),
+                format_size(max(needed)) if len(needed) == len(tried.metrics.needed_hbm_bytes) else "unknown",
+                _fits(tried.metrics, scenario, feasible=tried.feasible),
+                "extrapolated" if tried.extrapolated else "measured",
             )
         )
     columns = [i for i in range(len(rows[0])) if limited or rows[0][i] != "fits"]

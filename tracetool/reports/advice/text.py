@@ -120,8 +120,8 @@ def _tried(advice: Advice) -> list[str]:
     recorded = advice.asked.answer.observed_schedule
     tried = dict.fromkeys(plan.schedule for plan in advice.asked.plans)
     names = ", ".join(f"{recorded} as recorded" if recorded and name == OBSERVED else name for name in tried)
-    told = f"Only orders of several stages per rank were tried ({names})"
-    return [f"{told}: a recording of one stage per rank tells of the others."]
+    sentence = f"Only orders of several stages per rank were tried ({names})"
+    return [f"{sentence}: a recording of one stage per rank tells of the others."]
 
 
 def _in_full(advice: Advice, facts: RunFacts, width: int) -> list[str]:
@@ -162,8 +162,8 @@ def _near(advice: Advice) -> list[str]:
         rest = len(advice.unproven) - _MOST_NAMED
         more = f", {rest} more" if rest > 0 else ""
         rests = ", ".join(dict.fromkeys(reason for plan in advice.unproven for reason in plan.rests_on))
-        told = f"may be better: {listed(advice, advice.unproven[:_MOST_NAMED])}{more}"
-        lines.append(_headline("unproven", f"{told}{f' ({rests})' if rests and best.known_error is None else ''}"))
+        sentence = f"may be better: {listed(advice, advice.unproven[:_MOST_NAMED])}{more}"
+        lines.append(_headline("unproven", f"{sentence}{f' ({rests})' if rests and best.known_error is None else ''}"))
     return lines
 
 
@@ -172,19 +172,19 @@ def _layers(decided: Decided, offer: int, width: int) -> list[str]:
     gains = sorted(decided.layers[offer] if decided.layers else (), key=lambda gain: (gain.is_bound, gain.step_ns))
     if not gains:
         return []
-    told = "; ".join(map(gain_text, gains))
-    return wrap(_headline("layers", f"overlap inside layers would make this step: {told}"), width, _INDENT)
+    gained = "; ".join(map(gain_text, gains))
+    return wrap(_headline("layers", f"overlap inside layers would make this step: {gained}"), width, _INDENT)
 
 
 def _rivals(advice: Advice, best: Plan) -> list[str]:
     """Plans as good as the best: of shorter ones what more memory they need, of longer ones that they are."""
-    told = []
+    sentences = []
     for plan in advice.rivals:
         is_shorter = plan.step_ns < best.step_ns and (plan.needed_bytes or 0) > (best.needed_bytes or 0)
         needs = f" (needs {format_size(plan.needed_bytes or 0)})" if is_shorter else ""
         is_longer = plan.step_ns > (1 + RELEVANT_RATIO) * best.step_ns
-        told.append(_named(advice, plan) + needs + (" (longer, not for certain)" if is_longer else ""))
-    return told
+        sentences.append(_named(advice, plan) + needs + (" (longer, not for certain)" if is_longer else ""))
+    return sentences
 
 
 def _headline(word: str, text: str) -> str:
@@ -263,7 +263,7 @@ def _nearest(advice: Advice) -> list[str]:
     lacking = [(p.result.shortage.missing_bytes, p) for p in advice.asked.plans if p.result.shortage is not None]
     if not lacking:
         return []
-    missing, plan = min(lacking, key=lambda found: (found[0], found[1].step_ns))
+    missing, plan = min(lacking, key=lambda plan_lacking: (plan_lacking[0], plan_lacking[1].step_ns))
     shortage = plan.result.shortage
     rank = advice.asked.answer.observed.global_ranks[shortage.rank] if shortage is not None else 0
     return [
@@ -290,8 +290,8 @@ def _notes(offers: Sequence[Advice]) -> list[str]:
     ]
     if marked:
         reasons = dict.fromkeys(reason for plan in marked for reason in plan.rests_on)
-        told = f" ({', '.join(reasons)})" if reasons else ""
-        notes.append(f"unproven (± {UNPROVEN_MARK}): {UNPROVEN_TEXT}{told}; record one before you rely on it")
+        why = f" ({', '.join(reasons)})" if reasons else ""
+        notes.append(f"unproven (± {UNPROVEN_MARK}): {UNPROVEN_TEXT}{why}; record one before you rely on it")
     notes.append(
         "rests on: recorded, predictions like it were compared with recorded steps, so ± is known; measured, all "
         "its costs are measured, but nothing like it was compared; unproven, costs are derived or transfers issued "

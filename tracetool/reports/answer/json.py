@@ -233,18 +233,18 @@ class WrittenInfo(Head, kw_only=True):
 
 
 def written_info(
-    answer: Answer, facts: RunFacts, path: Path, size_bytes: int, best: Result | None, told: Sequence[str]
+    answer: Answer, facts: RunFacts, path: Path, size_bytes: int, best: Result | None, sentences: Sequence[str]
 ) -> WrittenInfo:
     """The struct of the schema; ``best`` as ``verdict`` takes it, the sentences as the page begins with them."""
-    found = verdict(answer, best)
-    best, base = found.best, answer.baseline
+    chosen = verdict(answer, best)
+    best, base = chosen.best, answer.baseline
     return as_struct(
         WrittenInfo,
-        found,
+        chosen,
         facts,
         path=str(path),
         size_bytes=size_bytes,
-        headline=" ".join(told),
+        headline=" ".join(sentences),
         best=best_info(answer, best),
         baseline=base.schedule,
     )

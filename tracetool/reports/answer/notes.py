@@ -43,9 +43,9 @@ def first_notes(
     shown = sorted((note for note in notes if note.code in _FIRST), key=lambda note: _FIRST.index(note.code))
     for count in range(min(MOST_NOTES, len(shown)), -1, -1):
         rest = len(notes) + others - count
-        told = wrapped(
+        lines = wrapped(
             [*map(Note, shown[:count]), f"{format_count(rest, 'note')} more, and everything tried: -v"], width
         )
-        if not count or len(told) + 1 <= lines_left(above, width, after):
-            return told
+        if not count or len(lines) + 1 <= lines_left(above, width, after):
+            return lines
     return []

@@ -370,13 +370,13 @@ _QUANTITY = re.compile(rf"(?<=\d) (?=(?:{'|'.join(sorted(map(re.escape, _UNITS),
 
 def wrap(line: str, width: int, indent: str) -> list[str]:
     """One line broken to a width, with an indent before what follows."""
-    found = []
+    wrapped_lines = []
     whole = _QUANTITY.sub("\N{NO-BREAK SPACE}", line)
     for part in textwrap.wrap(whole, width, subsequent_indent=indent, break_on_hyphens=False, break_long_words=False):
         rest = part.replace("\N{NO-BREAK SPACE}", " ")
         while len(rest) > width:
             at = rest.rfind("/", len(indent) + 1, width) + 1 or width
-            found.append(rest[:at])
+            wrapped_lines.append(rest[:at])
             rest = indent + rest[at:]
-        found.append(rest)
-    return found or [""]
+        wrapped_lines.append(rest)
+    return wrapped_lines or [""]

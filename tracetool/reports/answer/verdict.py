@@ -76,7 +76,7 @@ def screen(answer: Answer) -> bytes:
     width = terminal_width()
     if gives_no_steps(answer):
         return _orders(answer, width)
-    found = verdict(answer)
+    chosen = verdict(answer)
     shape, topology, hbm = answer.pipeline.observed.shape, answer.scenario.topology, answer.scenario.hbm_bytes
     asked = [
         f"{answer.observed_schedule or 'an order without a name'} on {format_count(shape.stages, 'stage')}",
@@ -87,8 +87,8 @@ def screen(answer: Answer) -> bytes:
         *([] if len({r.p2p for r in compared_results(answer)}) > 1 else [f"{answer.pipeline.p2p} transfers"]),
     ]
     refused = [f"  {one.schedule}: {one.reason}" for one in answer.refused[:MOST_NOTES]]
-    lines = [*(f"warning: {text}" for text in answer.warnings), f"{found.headline}.", f"  {', '.join(asked)}"]
-    setting = found.best.slowest
+    lines = [*(f"warning: {text}" for text in answer.warnings), f"{chosen.headline}.", f"  {', '.join(asked)}"]
+    setting = chosen.best.slowest
     lines += [] if setting is None else [f"  {setting_text(setting)}"]
     lines.append("")
     lines = wrapped([*lines, *results_table(answer, width), *refused, *near_lines(answer)], width)
@@ -180,8 +180,8 @@ def _headline(answer: Answer, best: Result) -> str:
             return f"{name} does not fit {limit} of HBM: it lacks {lacks}"
         unknown = unchecked(compared_results(answer))
         if unknown:
-            told = nothing_fits(unknown, f"{limit} of HBM")
-            return f"{told[0].upper()}{told[1:]}: {name} lacks least, {lacks}"
+            sentence = nothing_fits(unknown, f"{limit} of HBM")
+            return f"{sentence[0].upper()}{sentence[1:]}: {name} lacks least, {lacks}"
         return f"None of {count} schedules fits {limit} of HBM: {name} lacks least, {lacks}"
     if is_baseline(answer, best):
         stays = len(compared_results(answer)) > 1
@@ -317,8 +317,8 @@ def _on_others(answer: Answer, best: Result) -> list[str]:
         points.append(_why_not_the_shortest(best, shortest))
     points += near_lines(answer)
     if shorter:
-        told = [f"{_with_step(r)}, {fit_of(answer, r)}" for r in shorter]
-        points.append(f"Shorter, but its memory stands against it: {_listed(told, '; ')}.")
+        sentences = [f"{_with_step(r)}, {fit_of(answer, r)}" for r in shorter]
+        points.append(f"Shorter, but its memory stands against it: {_listed(sentences, '; ')}.")
     if answer.refused:
         count = len(answer.refused)
         points.append(f"{count} schedule{'s' * (count > 1)} could not be replayed; the table says why.")
@@ -329,10 +329,10 @@ def near_lines(answer: Answer) -> list[str]:
     """All that are as good as the best, and all that may be better, in a sentence each; nothing if there are none."""
     chosen, lines = answer.chosen, []
     if chosen.as_good:
-        told = ", ".join(map(_with_step, chosen.as_good))
+        names = ", ".join(map(_with_step, chosen.as_good))
         errors = [r.known_error for r in (chosen.best, *chosen.as_good) if r is not None]
         near = f"within {RELEVANT_RATIO:.0%} of it" if None in errors else "nearer to it than the error of prediction"
-        lines.append(f"As good, {near}: {told}.")
+        lines.append(f"As good, {near}: {names}.")
     if chosen.unproven:
         lines.append(f"May be better, but unproven, {UNPROVEN_TEXT}: {', '.join(map(_with_step, chosen.unproven))}.")
     return lines

@@ -117,8 +117,8 @@ def _draw(axes: Axes, side: LayerSide, ways: Sequence[tuple[str, tuple[DrawnWork
                     _box(axes, work, at)
             at += _LANE_IN
         end = max(work.end_ns for work in works)
-        told = f"{format_duration(round(end))}" + (f", tail {format_duration(round(tail))}" if tail >= 1 else "")
-        axes.text(end / 1e3 + longest / 8e4, at - _LANE_IN * len(streams) / 2, told, fontsize=_FONT, va="center")
+        label = f"{format_duration(round(end))}" + (f", tail {format_duration(round(tail))}" if tail >= 1 else "")
+        axes.text(end / 1e3 + longest / 8e4, at - _LANE_IN * len(streams) / 2, label, fontsize=_FONT, va="center")
     axes.set_yticks(ticks, names)
     axes.set_ylim(at + _BETWEEN_IN / 2, 0)
     axes.set_xlim(0, longest / 1e3 * 1.45)

@@ -140,13 +140,15 @@ def _headline(done: OverlapAnswer) -> str:
 
 def _gains_without_hosts(done: OverlapAnswer) -> list[str]:
     """What would pay without hosts where nothing does with them, in a sentence."""
-    found = [(free, side.device_gain_ratio(free)) for side in done.sides if (free := _without_hosts(side)) is not None]
-    if not found:
+    device_gains = [
+        (free, side.device_gain_ratio(free)) for side in done.sides if (free := _without_hosts(side)) is not None
+    ]
+    if not device_gains:
         return []
-    gains = sorted({f"{gain:.0%}": gain for _, gain in found}.items(), key=lambda each: each[1])
+    gains = sorted({f"{gain:.0%}": gain for _, gain in device_gains}.items(), key=lambda each: each[1])
     by = gains[0][0] if len(gains) == 1 else f"{gains[0][0]} to {gains[-1][0]}"
-    ways = " or ".join(dict.fromkeys(free.way for free, _ in found))
-    where = "" if len(done.sides) == 1 else f" in {len(found)} of {len(done.sides)}"
+    ways = " or ".join(dict.fromkeys(free.way for free, _ in device_gains))
+    where = "" if len(done.sides) == 1 else f" in {len(device_gains)} of {len(done.sides)}"
     return [f"If hosts took no time (CUDA graphs), {ways} would pay{where}: {by} shorter."]
 
 
@@ -174,7 +176,7 @@ def _left(done: OverlapAnswer, *, verbose: bool) -> list[Note]:
 
 def _has_async(side: LayerSide) -> bool:
     free = _without_hosts(side)
-    return any(found is not None and found.way == "async-tp" for found in (side.next_best, free))
+    return any(best is not None and best.way == "async-tp" for best in (side.next_best, free))
 
 
 def _without_hosts(side: LayerSide) -> WayTime | None:
@@ -190,13 +192,13 @@ def _side_cells(side: LayerSide) -> list[Cells]:
             "layer": _name(side.shape) if not at else f"  {at}",
             "side": _SHORT_SIDES[side.side] if not at else "",
             "as it is": format_duration(there.ways[0].time.call_ns),
-            "fastest\noverlap": "" if found is None else found.way,
-            "takes": "" if found is None else format_duration(found.time.call_ns),
-            "gain": "" if found is None else _gain(there, found),
-            "pays": "" if found is None else _PAYS[there.pays],
+            "fastest\noverlap": "" if best is None else best.way,
+            "takes": "" if best is None else format_duration(best.time.call_ns),
+            "gain": "" if best is None else _gain(there, best),
+            "pays": "" if best is None else _PAYS[there.pays],
         }
         for at, there in rows
-        for found in [there.next_best]
+        for best in [there.next_best]
     ]
 
 
@@ -211,30 +213,30 @@ def _gain(side: LayerSide, way: WayTime, digits: int = 0) -> str:
 
 def _verdict(side: LayerSide) -> str:
     head = f"{_name(side.shape)} on {side.ranks} ranks, {_SIDES[side.side]}:"
-    found = side.next_best
-    if found is None:
+    best = side.next_best
+    if best is None:
         return f"{head} {format_duration(side.ways[0].time.call_ns)} as it is."
-    gain = side.gain_ratio(found)
-    if found.is_bound:
+    gain = side.gain_ratio(best)
+    if best.is_bound:
         far = f"at most {gain:.1%} shorter" if gain > 0 else "no shorter"
-        return f"{head} {_BOUND_TEXT.format(way=found.way)}, {far} than as it is."
-    by = f"{abs(gain):.1%} (±{side.gain_error_ratio(found):.0%}) {'shorter' if gain > 0 else 'longer'}"
+        return f"{head} {_BOUND_TEXT.format(way=best.way)}, {far} than as it is."
+    by = f"{abs(gain):.1%} (±{side.gain_error_ratio(best):.0%}) {'shorter' if gain > 0 else 'longer'}"
     said = {True: "overlap pays", False: "overlap does not pay", None: "the error leaves open whether overlap pays"}
-    told = f"{head} {said[side.pays]}. Best is {found.way}, {by} than as it is."
+    sentence = f"{head} {said[side.pays]}. Best is {best.way}, {by} than as it is."
     free = _without_hosts(side)
     if free is None:
-        return told
+        return sentence
     by = f"{side.device_gain_ratio(free):.1%} (±{side.device_gain_error_ratio(free):.0%}) shorter"
-    return f"{told} If hosts took no time (CUDA graphs), {free.way} would be {by}."
+    return f"{sentence} If hosts took no time (CUDA graphs), {free.way} would be {by}."
 
 
 def _loss_lines(side: LayerSide) -> list[str]:
     """What is in the way of the fastest overlap."""
-    found = side.next_best
-    if found is None or not side.losses:
+    best = side.next_best
+    if best is None or not side.losses:
         return []
-    told = "; ".join(f"{loss.cause.value} {format_duration(loss.lost_ns)}" for loss in side.losses)
-    return [f"    in the way of {found.way}, each by itself: {told}"]
+    losses = "; ".join(f"{loss.cause.value} {format_duration(loss.lost_ns)}" for loss in side.losses)
+    return [f"    in the way of {best.way}, each by itself: {losses}"]
 
 
 def _over_lines(side: LayerSide) -> list[str]:
@@ -242,9 +244,9 @@ def _over_lines(side: LayerSide) -> list[str]:
     said = {True: "pays", False: "does not pay", None: "may pay or not"}
     return [
         f"    over {format_bandwidth(bandwidth)}: {format_duration(there.ways[0].time.call_ns)} as it is; overlap "
-        f"{said[there.pays]}, {found.way} {_gain(there, found)}"
+        f"{said[there.pays]}, {best.way} {_gain(there, best)}"
         for bandwidth, there in side.over
-        if (found := there.next_best) is not None
+        if (best := there.next_best) is not None
     ]
 
 

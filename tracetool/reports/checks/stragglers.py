@@ -165,12 +165,15 @@ def _sentences(result: Stragglers) -> list[str]:
             f"Uneven stages, a matter of the cut, cost {_cost(alike - equalized)}: stage "
             f"{result.slow_stage.stage} computes {result.slow_stage.compute_ratio:.1%} longer than the mean one."
         )
-    told = f"Stragglers, slow beside what their stage takes on average, cost {_cost(measured - alike)}: "
+    sentence = f"Stragglers, slow beside what their stage takes on average, cost {_cost(measured - alike)}: "
     slow = result.slow_rank
     if slow is None:
-        return [*lines, f"{told}of microbatches alone, as each stage has one rank, and its slowness is the stage's."]
+        return [
+            *lines,
+            f"{sentence}of microbatches alone, as each stage has one rank, and its slowness is the stage's.",
+        ]
     beside = f"{slow.compute_ratio:.1%} longer than the ranks of stage {slow.stage} do on average"
-    return [*lines, f"{told}rank {slow.rank} computes {beside}."]
+    return [*lines, f"{sentence}rank {slow.rank} computes {beside}."]
 
 
 def _cost(ns: int) -> str:

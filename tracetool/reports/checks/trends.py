@@ -65,9 +65,9 @@ class TrendsInfo(Versioned, kw_only=True):
     trends: Annotated[list[TrendInfo], doc("In order of appearance.")]
 
 
-def trends_info(found: Sequence[Trend], history: str) -> TrendsInfo:
+def trends_info(trends: Sequence[Trend], history: str) -> TrendsInfo:
     """The trends as structs."""
-    return TrendsInfo(history=history, trends=[_trend(trend) for trend in found])
+    return TrendsInfo(history=history, trends=[_trend(trend) for trend in trends])
 
 
 def _trend(trend: Trend) -> TrendInfo:
@@ -84,35 +84,35 @@ def _trend(trend: Trend) -> TrendInfo:
     )
 
 
-def render_json(found: Sequence[Trend], history: str) -> bytes:
+def render_json(trends: Sequence[Trend], history: str) -> bytes:
     """The trends as JSON by ``schemas/trends.schema.json``."""
-    return as_json(trends_info(found, history))
+    return as_json(trends_info(trends, history))
 
 
-def render_text(found: Sequence[Trend], history: str) -> str:
+def render_text(trends: Sequence[Trend], history: str) -> str:
     """A line per series with its values as bars, one per entry, and what step it took."""
-    entries = sorted({value.entry for trend in found for value in trend.values})
-    numbers = _what_if_numbers(found)
+    entries = sorted({value.entry for trend in trends for value in trend.values})
+    numbers = _what_if_numbers(trends)
     rows = [["", "last", "", "step"]]
-    for trend in found:
+    for trend in trends:
         by_entry = {value.entry: value.value for value in trend.values}
         last = trend.values[-1]
         at = "" if last.entry == entries[-1] else f" at {_short(last.label)}"
         drawn = bars([by_entry.get(entry) for entry in entries])
-        rows.append([_name(trend, numbers), shown(trend.metric, last.value) + at, drawn, _told(trend)])
+        rows.append([_name(trend, numbers), shown(trend.metric, last.value) + at, drawn, _trend_text(trend)])
     head = f"{history}: {len(entries)} {'entry' if len(entries) == 1 else 'entries'} looked at"
     notes = [f"  [{number}] {words}" for words, number in numbers.items()]
     return "\n".join([*wrapped([head]), "", *table(rows), *wrapped(["", *notes] if notes else []), ""])
 
 
-def _what_if_numbers(found: Sequence[Trend]) -> dict[str, int]:
+def _what_if_numbers(trends: Sequence[Trend]) -> dict[str, int]:
     """What-ifs in words with a number each, where one schedule was replayed in several; else none."""
     scenarios: dict[str, set[str]] = {}
-    for trend in found:
+    for trend in trends:
         scenarios.setdefault(trend.schedule, set()).add(trend.scenario)
     if all(len(of_schedule) == 1 for of_schedule in scenarios.values()):
         return {}
-    words = dict.fromkeys(_words(trend) for trend in found if trend.scenario)
+    words = dict.fromkeys(_words(trend) for trend in trends if trend.scenario)
     return {each: number for number, each in enumerate(words, 1)}
 
 
@@ -125,7 +125,7 @@ def _name(trend: Trend, numbers: dict[str, int]) -> str:
     return f"{trend.schedule} {trend.metric}" + (f" [{number}]" if number else "")
 
 
-def _told(trend: Trend) -> str:
+def _trend_text(trend: Trend) -> str:
     step = trend.step
     if step is None:
         return "none"
@@ -169,28 +169,28 @@ def bars(values: Sequence[float | None]) -> str:
     )
 
 
-def render_picture(found: Sequence[Trend], picture_format: PictureFormat) -> bytes:
+def render_picture(trends: Sequence[Trend], picture_format: PictureFormat) -> bytes:
     """Each series over the entries, with the means before and after its last step; of many those that took one."""
 
     def weight(trend: Trend) -> int:
         return 0 if trend.is_regression else 1 if trend.step and trend.step.is_certain else 2 if trend.step else 3
 
-    chosen = sorted(found, key=weight)[:_MOST_DRAWN]
-    kept = [trend for trend in found if trend in chosen]
-    return save(lambda: _figure(kept, len(found) - len(kept), _what_if_numbers(found)), picture_format)
+    chosen = sorted(trends, key=weight)[:_MOST_DRAWN]
+    kept = [trend for trend in trends if trend in chosen]
+    return save(lambda: _figure(kept, len(trends) - len(kept), _what_if_numbers(trends)), picture_format)
 
 
-def _figure(found: Sequence[Trend], left_out: int, numbers: dict[str, int]) -> Figure:
+def _figure(trends: Sequence[Trend], left_out: int, numbers: dict[str, int]) -> Figure:
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(7.2, 0.5 + 1.9 * len(found)), dpi=150, layout="constrained")
-    panels = figure.subplots(len(found), 1, squeeze=False)[:, 0]
-    for axes, trend in zip(panels, found, strict=True):
+    figure = Figure(figsize=(7.2, 0.5 + 1.9 * len(trends)), dpi=150, layout="constrained")
+    panels = figure.subplots(len(trends), 1, squeeze=False)[:, 0]
+    for axes, trend in zip(panels, trends, strict=True):
         _draw(axes, trend, _name(trend, numbers))
-    told = ["dashed: mean before and after the last step"] if any(trend.step for trend in found) else []
-    told += [f"[{number}] {words}" for words, number in numbers.items()]
-    told += [f"{left_out} more series: name a metric or {Option.SCHEDULE}"] if left_out > 0 else []
-    figure.supxlabel("\n".join(told), fontsize=7, color=GREY)
+    remarks = ["dashed: mean before and after the last step"] if any(trend.step for trend in trends) else []
+    remarks += [f"[{number}] {words}" for words, number in numbers.items()]
+    remarks += [f"{left_out} more series: name a metric or {Option.SCHEDULE}"] if left_out > 0 else []
+    figure.supxlabel("\n".join(remarks), fontsize=7, color=GREY)
     return figure
 
 
@@ -214,7 +214,7 @@ def _draw(axes: Axes, trend: Trend, name: str) -> None:
         axes.hlines(
             [step.before, step.after], [0, step.first], [step.first - 1, len(values) - 1], colour, linestyles="--"
         )
-        axes.set_title(_told(trend), loc="right", fontsize=7.5, color=colour)
+        axes.set_title(_trend_text(trend), loc="right", fontsize=7.5, color=colour)
 
 
 def _short(label: str) -> str:

@@ -119,20 +119,22 @@ def validation_info(done: Validation, facts: ValidationFacts) -> ValidationInfo:
 
 
 def _row(row: PredictedRow) -> RowInfo:
-    found = row.prediction
+    prediction = row.prediction
     return as_struct(
         RowInfo,
         row,
         row.measured,
         measured_ms=row.measured.step_ms,
-        predicted_ms=None if found is None else found.step_ns / 1e6,
+        predicted_ms=None if prediction is None else prediction.step_ns / 1e6,
         peak_measured_bytes=list(row.measured.peak_bytes),
         peak_predicted_bytes=list(row.peak_bytes),
-        left_over_bytes=[] if found is None or not found.left_over_microbatches else list(found.left_over_bytes),
-        schedule=None if found is None else found.schedule.name,
-        p2p=None if found is None else found.p2p,
-        stages=None if found is None else found.schedule.shape.stages,
-        remarks=[] if found is None else list(map(str, found.remarks)),
+        left_over_bytes=[]
+        if prediction is None or not prediction.left_over_microbatches
+        else list(prediction.left_over_bytes),
+        schedule=None if prediction is None else prediction.schedule.name,
+        p2p=None if prediction is None else prediction.p2p,
+        stages=None if prediction is None else prediction.schedule.shape.stages,
+        remarks=[] if prediction is None else list(map(str, prediction.remarks)),
     )
 
 
@@ -191,8 +193,8 @@ def _screen(done: Validation, facts: ValidationFacts) -> bytes:
 def _host_time(done: Validation) -> str:
     """Why steps are longer than those of a replay."""
     outside_ns = max((row.prediction.outside_ns for row in done.rows if row.prediction is not None), default=0)
-    told = f", with the host's {format_duration(outside_ns)} around a step, which replay and advise leave out"
-    return told if outside_ns else ""
+    words = f", with the host's {format_duration(outside_ns)} around a step, which replay and advise leave out"
+    return words if outside_ns else ""
 
 
 def _figures(shown: Sequence[PredictedRow]) -> list[str]:
@@ -206,11 +208,11 @@ def _figures(shown: Sequence[PredictedRow]) -> list[str]:
 
 def _cells(row: PredictedRow) -> tuple[str, ...]:
     measured = row.measured.step_ms
-    found = row.prediction
+    prediction = row.prediction
     return (
         row.measured.name,
         "-" if measured is None else f"{measured:.1f}",
-        "-" if found is None else f"{found.step_ns / 1e6:.1f}",
+        "-" if prediction is None else f"{prediction.step_ns / 1e6:.1f}",
         _signed(row.error_ratio),
         *_peak_cells(row),
     )
@@ -221,7 +223,7 @@ def _peak_cells(row: PredictedRow) -> tuple[str, str, str]:
     errors = [(abs(error), rank) for rank, error in enumerate(row.peak_error_ratios) if error is not None]
     measured, predicted = row.measured.peak_bytes, row.peak_bytes
     if errors:
-        rank = max(errors, key=lambda found: (found[0], -found[1]))[1]
+        rank = max(errors, key=lambda rank_error: (rank_error[0], -rank_error[1]))[1]
         return f"r{rank} {_size(measured[rank])}", _size(predicted[rank]), _signed(row.peak_error_ratios[rank])
     return _size(max(_known(measured), default=None)), _size(max(_known(predicted), default=None)), ""
 

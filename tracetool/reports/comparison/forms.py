@@ -22,11 +22,11 @@ from tracetool.replays.evaluation import evaluate
 from tracetool.reports import as_json
 from tracetool.reports.comparison.json import render_json
 from tracetool.reports.comparison.text import (
+    explained_metrics,
     gate_words,
     line_cells,
     render_markdown,
     render_text,
-    told_causes,
     verdict_words,
 )
 from tracetool.reports.html import Cell, PageTable, Row
@@ -74,11 +74,16 @@ def render_junit(done: Comparison, facts: CallFacts) -> bytes:
     root = ElementTree.Element("testsuites", {"name": "tracetool compare", **counts})
     suite = ElementTree.SubElement(root, "testsuite", {"name": "tracetool compare", **counts})
     properties = ElementTree.SubElement(suite, "properties")
-    told = {"summary": summary(done), "gate": gate_words(done), "command": facts.command, "version": facts.tool_version}
-    told |= {f"base {s.name}": s.digest for s in done.base.sources} | {
+    facts_by_name = {
+        "summary": summary(done),
+        "gate": gate_words(done),
+        "command": facts.command,
+        "version": facts.tool_version,
+    }
+    facts_by_name |= {f"base {s.name}": s.digest for s in done.base.sources} | {
         f"new {s.name}": s.digest for s in done.new.sources
     }
-    for name, value in told.items():
+    for name, value in facts_by_name.items():
         ElementTree.SubElement(properties, "property", name=_xml(name), value=_xml(value))
     suite.extend(cases)
     ElementTree.indent(root)
@@ -124,8 +129,8 @@ def _fails(done: Comparison, line: Line) -> bool:
 
 def _causes(done: Comparison, line: Line) -> str:
     named = main_causes(done, line)
-    told = [f"{cause.name} {signed(line.metric.unit, cause.value)}: {cause.detail}" for cause in named]
-    return "\n".join([verdict_words(line), *told])
+    causes = [f"{cause.name} {signed(line.metric.unit, cause.value)}: {cause.detail}" for cause in named]
+    return "\n".join([verdict_words(line), *causes])
 
 
 def _xml(text: str) -> str:
@@ -277,7 +282,7 @@ def render_page(done: Comparison, facts: CallFacts) -> bytes:
         "why": "; ".join(done.failures) or gate_words(done),
         "picture": picture,
         "lines": lines_table(done, done.shown, "What changed"),
-        "causes": [_causes_table(done, metric, title) for metric, title in told_causes(done)],
+        "causes": [_causes_table(done, metric, title) for metric, title in explained_metrics(done)],
         "checks": [f"{check.limit.text}: {check.outcome}: {check.detail}" for check in done.checks],
         "notes": list(map(str, done.notes)),
         "rest": lines_table(done, rest, "Everything else") if rest else None,

@@ -46,11 +46,11 @@ def render_text(done: Comparison, _facts: CallFacts, width: int | None = None, *
         rows = [*rows[:1], *((*line_cells(done, line)[:-1], line.verdict) for line in shown)]
     lines += table(rows, room)
     lines += wrapped([f"  {words}" for words in (*_doubts(shown), *_hidden(done, shown))], width)
-    for metric, title in told_causes(done)[: None if verbose else 1]:
+    for metric, title in explained_metrics(done)[: None if verbose else 1]:
         lines += ["", title]
-        told = _cause_rows(done, metric, MOST_CAUSES if verbose else _SCREEN_CAUSES)
-        amounts = max(len(amount) for amount, _ in told)
-        for amount, words in told:
+        causes = _cause_rows(done, metric, MOST_CAUSES if verbose else _SCREEN_CAUSES)
+        amounts = max(len(amount) for amount, _ in causes)
+        for amount, words in causes:
             lines += wrap(f"  {amount:>{amounts}}  {words}", width or terminal_width(), " " * (amounts + 6))
     checks = [f"  {check.limit.text}: {check.outcome}: {check.detail}" for check in done.checks]
     failures = [f"  {failure}" for failure in done.failures if not done.checks]
@@ -70,12 +70,12 @@ def _doubts(shown: Sequence[Line]) -> list[str]:
     for line in shown:
         if line.why:
             reasons.setdefault(line.why, []).append(line)
-    told = []
+    doubts = []
     for why, lines in reasons.items():
         all_of_them = lines == [line for line in shown if line.verdict == "inconclusive"]
         names = "inconclusive" if all_of_them else ", ".join(line.key.text for line in lines)
-        told.append(f"{names}: {why}")
-    return told
+        doubts.append(f"{names}: {why}")
+    return doubts
 
 
 def _hidden(done: Comparison, shown: Sequence[Line]) -> list[str]:
@@ -83,9 +83,9 @@ def _hidden(done: Comparison, shown: Sequence[Line]) -> list[str]:
     rest = [line for line in done.lines if line not in shown]
     single = [line for line in rest if line.base is None or line.new is None]
     both = Counter(line.verdict for line in rest if line not in single)
-    told = [f"{count} {verdict}" for verdict, count in sorted(both.items(), reverse=True)]
-    told += [f"{len(single)} of one side only"] if single else []
-    return [f"{format_count(len(rest), 'other value')}: {', '.join(told)} ({Option.JSON} has all)"] if rest else []
+    counts = [f"{count} {verdict}" for verdict, count in sorted(both.items(), reverse=True)]
+    counts += [f"{len(single)} of one side only"] if single else []
+    return [f"{format_count(len(rest), 'other value')}: {', '.join(counts)} ({Option.JSON} has all)"] if rest else []
 
 
 def _cause_rows(done: Comparison, metric: str, most: int) -> list[tuple[str, str]]:
@@ -94,11 +94,11 @@ def _cause_rows(done: Comparison, metric: str, most: int) -> list[tuple[str, str
     *causes, rest = done.causes[metric]
     causes = [cause for cause in causes if cause.value]
     # Another order is something to know of, however little it gives.
-    told = [cause for at, cause in enumerate(causes) if at < most or cause.kind == "order"]
-    rows = [(signed(unit, cause.value), f"{cause.name}: {cause.detail}") for cause in told]
-    if len(causes) > len(told):
-        others = sum((cause.value for cause in causes if cause not in told), Fraction(0))
-        rows.append((signed(unit, others), format_count(len(causes) - len(told), "smaller cause")))
+    shown = [cause for at, cause in enumerate(causes) if at < most or cause.kind == "order"]
+    rows = [(signed(unit, cause.value), f"{cause.name}: {cause.detail}") for cause in shown]
+    if len(causes) > len(shown):
+        others = sum((cause.value for cause in causes if cause not in shown), Fraction(0))
+        rows.append((signed(unit, others), format_count(len(causes) - len(shown), "smaller cause")))
     return [*rows, (signed(unit, rest.value), f"{rest.name}: {rest.detail}")]
 
 
@@ -138,15 +138,15 @@ def verdict_words(line: Line) -> str:
     return line.verdict if line.p is None else f"{line.verdict} (p {line.p:.2g})"
 
 
-def told_causes(done: Comparison) -> list[tuple[str, str]]:
+def explained_metrics(done: Comparison) -> list[tuple[str, str]]:
     """Keys, as text, whose causes are worth telling, with a title: of step and memory, as far as they changed."""
     step = [line for line in done.lines if line.key.text == "step_ns" and line.change]
     changed = [line for line in done.lines if line.verdict in ("regressed", "improved") and line.change]
     chosen = [line for line in chosen_lines(done) if line in changed]
     peaks = [line for line in changed if line.key.metric == "peak_hbm_bytes"]
-    told = {line.key.text: line for line in (*chosen, *step, *peaks) if line.key.text in done.causes}
+    lines = {line.key.text: line for line in (*chosen, *step, *peaks) if line.key.text in done.causes}
     return [
-        (name, f"{name} {signed(line.metric.unit, Fraction(line.change or 0))}, of it") for name, line in told.items()
+        (name, f"{name} {signed(line.metric.unit, Fraction(line.change or 0))}, of it") for name, line in lines.items()
     ]
 
 
@@ -180,7 +180,7 @@ def render_markdown(done: Comparison, facts: CallFacts, max_bytes: int = 64_000)
         "",
     ]
     blocks = [_table(done, done.shown)]
-    for metric, title in told_causes(done):
+    for metric, title in explained_metrics(done):
         unit = _unit(done, metric)
         rows = [
             f"| {signed(unit, c.value)} | {_escaped(c.name)} | {_escaped(c.detail)} |"

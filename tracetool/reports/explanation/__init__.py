@@ -68,25 +68,27 @@ class PathWords:
         kinds: dict[ActionKind, list[int]] = {}
         for op in ops:
             kinds.setdefault(op.kind, []).append(op.microbatch)
-        told = []
+        words = []
         for kind, microbatches in kinds.items():
             word = _KINDS[kind] + ("s" if len(microbatches) > 1 else "")
-            told.append(f"{word} {format_ranges(sorted(set(microbatches)))}")
-        return " and ".join(told)
+            words.append(f"{word} {format_ranges(sorted(set(microbatches)))}")
+        return " and ".join(words)
 
     def _way(self, step: PathStep) -> str:
         """What one message waited for on its way, or that the host was late."""
         message = next((transfer for _, _, transfer in reversed(step.waits) if transfer is not None), None)
         if message is None:
             return "the host is late"
-        told: dict[str, int] = {}
+        waited_ns: dict[str, int] = {}
         for cause, duration, transfer in step.waits:
             is_behind = transfer is not None and transfer is not message
             word = cause.words.on_path or cause.words.label
             what = f"behind {self._name(transfer)}" if is_behind and transfer else word
-            told[what] = told.get(what, 0) + duration
+            waited_ns[what] = waited_ns.get(what, 0) + duration
         parts = [
-            f"{format_duration(ns)} {what}" for what, ns in told.items() if ns >= _LEAST_TOLD_RATIO * step.duration_ns
+            f"{format_duration(ns)} {what}"
+            for what, ns in waited_ns.items()
+            if ns >= _LEAST_TOLD_RATIO * step.duration_ns
         ]
         where = f"link {message.link.replace('-', '→', 1)}" if message.link else "inside the DC"
         return f"{where}: {self._name(message)}: {', '.join(parts)}"

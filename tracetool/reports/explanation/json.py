@@ -126,12 +126,12 @@ def explanation_info(explained: Explanation, facts: RunFacts) -> ExplanationInfo
         taken=taken_info(answer.taken),
         causes=[
             CauseInfo(
-                cause=found.cause.value,
-                meaning=found.cause.words.meaning,
-                idle=IdleInfo(mean_ns=found.mean_ns, rank_ns=list(found.rank_ns)),
-                removal=_removal(found.removal),
+                cause=each.cause.value,
+                meaning=each.cause.words.meaning,
+                idle=IdleInfo(mean_ns=each.mean_ns, rank_ns=list(each.rank_ns)),
+                removal=_removal(each.removal),
             )
-            for found in explained.causes
+            for each in explained.causes
         ],
         other_causes_ns=explained.rest_ns,
         without_any=_removal(explained.without_any),

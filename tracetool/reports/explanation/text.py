@@ -41,11 +41,13 @@ def render_text(explained: Explanation, facts: RunFacts, width: int, *, verbose:
     """
     words = PathWords(explained.answer.observed.global_ranks)
     warnings = [f"warning: {text}" for text in explained.answer.warnings]
-    told, inside = [*warnings, *idle_sentences(explained)], [*_inside(explained)]
+    sentences, inside = [*warnings, *idle_sentences(explained)], [*_inside(explained)]
     if not verbose:
         asked = ["", *wrapped([*_asked(explained)], width), ""]
-        return _screen(explained, words, width, [[*told, _shortest(explained), *inside], [*told, *inside]], asked)
-    lines = [*wrapped([*told, _bound(explained, words), *inside], width), ""]
+        return _screen(
+            explained, words, width, [[*sentences, _shortest(explained), *inside], [*sentences, *inside]], asked
+        )
+    lines = [*wrapped([*sentences, _bound(explained, words), *inside], width), ""]
     lines += [*wrapped([*_asked(explained, facts)], width), ""]
     lines += [
         *_table(explained, words, width, len(explained.causes)),
@@ -59,7 +61,7 @@ def render_text(explained: Explanation, facts: RunFacts, width: int, *, verbose:
 
 
 def _screen(
-    explained: Explanation, words: PathWords, width: int, told: Sequence[Sequence[str]], asked: Sequence[str]
+    explained: Explanation, words: PathWords, width: int, answers: Sequence[Sequence[str]], asked: Sequence[str]
 ) -> bytes:
     """The answer, as many causes as there is room for, and the notes of which it hangs.
 
@@ -67,11 +69,11 @@ def _screen(
         explained: The explanation.
         words: Of its ranks.
         width: Columns.
-        told: The answer in full, and shorter.
+        answers: The answer in full, and shorter.
         asked: What is explained.
     """
     all_notes = first_notes(explained.answer.notes, width)
-    for sentences in told:
+    for sentences in answers:
         lines = [*wrapped(sentences, width), *asked]
         notes = first_notes(explained.answer.notes, width, [*lines, *[""] * (_BESIDE_CAUSES + _FEWEST_CAUSES)])
         room = lines_left(lines, width) - _BESIDE_CAUSES - len(notes)
@@ -100,11 +102,11 @@ def _asked(explained: Explanation, facts: RunFacts | None = None) -> Iterator[st
         yield facts.name
     what = "as recorded" if explained.seen else "replayed"
     over = f" over {links_text(links)}" if links and not explained.seen and facts is None else ""
-    told = (
+    sentence = (
         f"  {_name(explained)}, {what}{over}: {explained.microbatches} microbatches, {explained.p2p} transfers; a step "
     )
-    told += f"of {format_duration(metrics.step_ns)}"
-    yield told if facts is None else f"{told}, its window {format_duration(metrics.window_ns)}"
+    sentence += f"of {format_duration(metrics.step_ns)}"
+    yield sentence if facts is None else f"{sentence}, its window {format_duration(metrics.window_ns)}"
     if not explained.seen:
         told_apart = facts is not None or not links
         yield from (f"  {line}" for line in explained.answer.scenario.topology.lines() if told_apart)
@@ -117,8 +119,8 @@ def idle_sentences(explained: Explanation) -> Iterator[str]:
     beyond = metrics.step_ns - metrics.window_ns
     parts = [f"{format_duration(beyond)} of it after its last backward"] if beyond else []
     parts += [f"most for {explained.causes[0].cause.words.label}"] if explained.causes else []
-    told = f"Ranks idle {format_duration(explained.idle_ns)} of the step on average"
-    yield ", ".join([f"{told} ({explained.idle_ns / metrics.step_ns:.1%})", *parts]) + "."
+    sentence = f"Ranks idle {format_duration(explained.idle_ns)} of the step on average"
+    yield ", ".join([f"{sentence} ({explained.idle_ns / metrics.step_ns:.1%})", *parts]) + "."
     yield _advice(explained)
     if explained.tiers:
         yield f"Without {', '.join(f'tier {name}: {_change(gone)}' for name, gone in explained.tiers.items())}."
@@ -166,21 +168,21 @@ def _advice(explained: Explanation) -> str:
     best = min(worth, key=lambda cause: _gain(cause, explained))
     if not _is_longer(best, explained):
         return f"Most would come from {_offer(best, explained)}."
-    told = f"Most would come from {best.removal.how}: {_signed(best.removal.change_ratio)} per microbatch"
+    sentence = f"Most would come from {best.removal.how}: {_signed(best.removal.change_ratio)} per microbatch"
     others = [cause for cause in worth if not _is_longer(cause, explained)]
     if not others:
-        return f"{told}."
-    return f"{told}; with as many as now, from {_offer(min(others, key=lambda c: _gain(c, explained)), explained)}."
+        return f"{sentence}."
+    return f"{sentence}; with as many as now, from {_offer(min(others, key=lambda c: _gain(c, explained)), explained)}."
 
 
-def _offer(found: CauseFound, explained: Explanation) -> str:
-    change = _signed(_gain(found, explained)) + (" of the recorded one" if _is_base(found) else "")
-    return f"{found.removal.how}: a step of {format_duration(found.removal.step_ns or 0)} ({change})"
+def _offer(cause: CauseFound, explained: Explanation) -> str:
+    change = _signed(_gain(cause, explained)) + (" of the recorded one" if _is_base(cause) else "")
+    return f"{cause.removal.how}: a step of {format_duration(cause.removal.step_ns or 0)} ({change})"
 
 
-def _is_longer(found: CauseFound, explained: Explanation) -> bool:
+def _is_longer(cause: CauseFound, explained: Explanation) -> bool:
     """Whether the step without a cause has more microbatches."""
-    return found.removal.microbatches > explained.microbatches
+    return cause.removal.microbatches > explained.microbatches
 
 
 def _change(removal: Removal) -> str:
@@ -189,20 +191,20 @@ def _change(removal: Removal) -> str:
 
 def _longer(explained: Explanation) -> Removal | None:
     """The step with more microbatches, if it was replayed."""
-    longer = (found.removal for found in explained.causes if _is_longer(found, explained))
+    longer = (cause.removal for cause in explained.causes if _is_longer(cause, explained))
     return next(longer, None)
 
 
-def _gain(found: CauseFound, explained: Explanation) -> float:
+def _gain(cause: CauseFound, explained: Explanation) -> float:
     """Change of the step without a cause: against the replay, and of the replay, which has no late host, itself."""
-    if _is_base(found):
-        return (found.removal.step_ns or 0) / explained.metrics.step_ns - 1
-    return found.removal.change_ratio or 0.0
+    if _is_base(cause):
+        return (cause.removal.step_ns or 0) / explained.metrics.step_ns - 1
+    return cause.removal.change_ratio or 0.0
 
 
-def _is_base(found: CauseFound) -> bool:
+def _is_base(cause: CauseFound) -> bool:
     """Whether the step without a cause is what others are compared with: of a recording, its replay."""
-    return found.cause in LATE and bool(found.removal.step_ns) and found.removal.change_ratio is None
+    return cause.cause in LATE and bool(cause.removal.step_ns) and cause.removal.change_ratio is None
 
 
 def _signed(change: float | None) -> str:
@@ -212,21 +214,21 @@ def _signed(change: float | None) -> str:
 def _table(explained: Explanation, words: PathWords, width: int, most: int) -> list[str]:
     """So many causes, and the others in sum; where there is no room, without the rank that has most of each."""
     rows: list[tuple[str, ...]] = [("idle for", "mean", "most on", "", "step without", "")]
-    for found in explained.causes[:most]:
-        each = [format_duration(ns) for ns in found.rank_ns]
+    for cause in explained.causes[:most]:
+        each = [format_duration(ns) for ns in cause.rank_ns]
         alike = len(each) > 1 and len(set(each)) == 1
-        change, step = _without(found, explained)
+        change, step = _without(cause, explained)
         rows.append(
             (
-                found.cause.words.label,
-                format_duration(found.mean_ns),
-                "all ranks" if alike else f"rank {words.rank(found.worst_rank)}",
-                "alike" if alike else each[found.worst_rank],
+                cause.cause.words.label,
+                format_duration(cause.mean_ns),
+                "all ranks" if alike else f"rank {words.rank(cause.worst_rank)}",
+                "alike" if alike else each[cause.worst_rank],
                 step,
-                change + ("*" if _is_longer(found, explained) else " "),
+                change + ("*" if _is_longer(cause, explained) else " "),
             )
         )
-    rest_ns = explained.rest_ns + sum(found.mean_ns for found in explained.causes[most:])
+    rest_ns = explained.rest_ns + sum(cause.mean_ns for cause in explained.causes[most:])
     if rest_ns:
         rows.append(("other causes", format_duration(rest_ns), "", "", "", ""))
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
@@ -235,12 +237,12 @@ def _table(explained: Explanation, words: PathWords, width: int, most: int) -> l
     return [*(aligned(row, widths) for row in rows), *wrapped(_footnote(explained, most), width)]
 
 
-def _without(found: CauseFound, explained: Explanation) -> tuple[str, str]:
+def _without(cause: CauseFound, explained: Explanation) -> tuple[str, str]:
     """The change without a cause, and the step then: of as many microbatches, and none where it is not shorter."""
-    removal = found.removal
+    removal = cause.removal
     if removal.step_ns is None:
         return "", "-"
-    if _is_base(found):
+    if _is_base(cause):
         return "base", format_duration(removal.step_ns)
     if removal.change_ratio is not None and removal.change_ratio > -_NO_GAIN_RATIO:
         return "", "no gain"
@@ -250,12 +252,12 @@ def _without(found: CauseFound, explained: Explanation) -> tuple[str, str]:
 
 def _footnote(explained: Explanation, most: int) -> list[str]:
     """What marks mean, where a row of the first causes has them."""
-    shown, longer, told = explained.causes[:most], _longer(explained), []
-    if longer is not None and longer.step_ns is not None and any(_is_longer(found, explained) for found in shown):
-        told.append(f"*: of every {explained.microbatches} microbatches, with {longer.microbatches} in a step")
-    if any(_is_base(found) for found in shown):
-        told.append("base: what changes are of")
-    return [f"  {'; '.join(told)}"] if told else []
+    shown, longer, lines = explained.causes[:most], _longer(explained), []
+    if longer is not None and longer.step_ns is not None and any(_is_longer(cause, explained) for cause in shown):
+        lines.append(f"*: of every {explained.microbatches} microbatches, with {longer.microbatches} in a step")
+    if any(_is_base(cause) for cause in shown):
+        lines.append("base: what changes are of")
+    return [f"  {'; '.join(lines)}"] if lines else []
 
 
 def _meanings(explained: Explanation) -> Iterator[str]:
@@ -267,8 +269,8 @@ def _meanings(explained: Explanation) -> Iterator[str]:
             f"  Changes are of the order replayed, whose host is never late: {format_duration(base)} "
             f"({_signed(base / recorded - 1)} of the {format_duration(recorded)} recorded)."
         )
-    for found in explained.causes:
-        yield f"  {found.cause.words.label}: {found.cause.words.meaning} Replayed: {found.removal.how}."
+    for cause in explained.causes:
+        yield f"  {cause.cause.words.label}: {cause.cause.words.meaning} Replayed: {cause.removal.how}."
     longer = _longer(explained)
     if longer is not None and longer.step_ns is not None:
         each = format_duration(longer.step_ns / longer.microbatches)
@@ -311,12 +313,12 @@ def _timed(start_ns: int, duration_ns: int) -> str:
 
 def _spent(explained: Explanation, words: PathWords) -> Iterator[str]:
     window = explained.metrics.window_ns
-    told = []
+    parts = []
     for what, duration in explained.spent_ns.items():
         name = what.words.label if isinstance(what, Cause) else f"computes of rank {words.rank(what)}"
         if duration >= 0.001 * window:
-            told.append(f"{name} {duration / window:.1%}")
-    yield f"In sums: {', '.join(told)}."
+            parts.append(f"{name} {duration / window:.1%}")
+    yield f"In sums: {', '.join(parts)}."
 
 
 def _trust(explained: Explanation) -> Sequence[str]:

@@ -152,8 +152,8 @@ class ExplorationFacts:
 
 def exploration_info(done: Exploration, facts: ExplorationFacts, failures: Failures | None = None) -> ExplorationInfo:
     """An exploration as the structs of the schema."""
-    workload, found = done.space.workload, done.found
-    best = _gain(done, found.best)
+    workload, results = done.space.workload, done.found
+    best = _gain(done, results.best)
     return as_struct(
         ExplorationInfo,
         done,
@@ -164,8 +164,8 @@ def exploration_info(done: Exploration, facts: ExplorationFacts, failures: Failu
         devices=done.space.base.training.devices,
         sequences=done.space.base.training.sequences,
         hbm_bytes=workload.hbm_bytes,
-        best=None if found.best is None else _plan(done, found.best),
-        launch=[] if found.best is None else list(map(_launch, launches(workload, found.best.plan))),
+        best=None if results.best is None else _plan(done, results.best),
+        launch=[] if results.best is None else list(map(_launch, launches(workload, results.best.plan))),
         base=_plan(done, done.base),
         faster_ratio=best[0],
         shorter_ratio=best[1],
@@ -181,13 +181,13 @@ def exploration_info(done: Exploration, facts: ExplorationFacts, failures: Failu
         front=[_plan(done, one) for one in done.front],
         turned=[as_struct(TurnedInfo, each, best=_plan(done, each.judged)) for each in done.turned],
         failures=None if failures is None else _failures(done, failures),
-        candidates=found.candidates,
-        replayed=found.replayed,
-        pruned=dict(found.pruned),
-        refused=dict(found.refused),
-        left_out=dict(found.left_out),
-        open=found.open,
-        bound_ns=found.bound_ns,
+        candidates=results.candidates,
+        replayed=results.replayed,
+        pruned=dict(results.pruned),
+        refused=dict(results.refused),
+        left_out=dict(results.left_out),
+        open=results.open,
+        bound_ns=results.bound_ns,
     )
 
 

@@ -39,20 +39,20 @@ def failure_lines(failures: Failures) -> list[str]:
     for one in failures.outcomes:
         share = "" if one.failure.weight_ratio is None else f" ({one.failure.weight_ratio:.0%} of the time)"
         took = format_duration(one.kept.step_ns) if one.kept.runs else one.kept.refusal
-        told = f"  {one.failure.text}{share}: {took}"
+        line = f"  {one.failure.text}{share}: {took}"
         if one.best is not None and one.best.plan != one.kept.plan:
-            told += f"; best then {_named(one.best.plan)}, {format_duration(one.best.step_ns)}"
-        lines.append(told)
-    for name, found, of in (
+            line += f"; best then {_named(one.best.plan)}, {format_duration(one.best.step_ns)}"
+        lines.append(line)
+    for name, plan_then, of in (
         ("at worst", failures.least_worst, "worst_ns"),
         ("on average", failures.least_expected, "expected_ns"),
     ):
-        if found is not None:
+        if plan_then is not None:
             kept = failures.kept
-            is_kept = kept is not None and kept.plan == found.plan
-            which = "the same plan is best" if is_kept else f"best is {_named(found.plan)}"
+            is_kept = kept is not None and kept.plan == plan_then.plan
+            which = "the same plan is best" if is_kept else f"best is {_named(plan_then.plan)}"
             before = "" if is_kept or kept is None else f", this one {format_duration(round(getattr(kept, of)))}"
-            lines.append(f"  {name} {which}: {format_duration(round(getattr(found, of)))}{before}")
+            lines.append(f"  {name} {which}: {format_duration(round(getattr(plan_then, of)))}{before}")
     return lines
 
 
@@ -199,13 +199,13 @@ def _rivals(done: Exploration, best: Judged, *, verbose: bool) -> list[str]:
 
 def searched(done: Exploration) -> list[str]:
     """What was looked at, and what was not replayed and why."""
-    found = done.found
-    pruned = ", ".join(f"{count:,} by {name}" for name, count in found.pruned.items())
+    results = done.found
+    pruned = ", ".join(f"{count:,} by {name}" for name, count in results.pruned.items())
     lines = [
-        f"  {found.candidates:,} candidates, {found.replayed:,} replayed; not replayed: {pruned or 'none'}"
+        f"  {results.candidates:,} candidates, {results.replayed:,} replayed; not replayed: {pruned or 'none'}"
         + (
-            f"; {found.open:,} not looked at in time, none faster than {format_duration(found.bound_ns)}"
-            if found.open
+            f"; {results.open:,} not looked at in time, none faster than {format_duration(results.bound_ns)}"
+            if results.open
             else ""
         )
     ]
@@ -218,7 +218,7 @@ def searched(done: Exploration) -> list[str]:
 
 def nothing(done: Exploration) -> str:
     """Why no plan can run."""
-    found = done.found
-    why = {**found.refused, **found.pruned}
+    results = done.found
+    why = {**results.refused, **results.pruned}
     reasons = ", ".join(f"{count:,} by {name}" for name, count in sorted(why.items(), key=lambda pair: -pair[1])[:3])
-    return f"No plan of {found.candidates:,} can run: {reasons or 'the space is empty'}."
+    return f"No plan of {results.candidates:,} can run: {reasons or 'the space is empty'}."

@@ -56,7 +56,7 @@ def execution_traces(timeline: Timeline) -> list[bytes]:
             for tag, transfer in sent.get(site, []):
                 nodes.message(schema.COMM_SEND_NODE, tag, transfer, [made])
         out = io.BytesIO()
-        for message in (schema.GlobalMetadata(version="0.0.4"), *nodes.found):
+        for message in (schema.GlobalMetadata(version="0.0.4"), *nodes.listed):
             encode(out, message)
         traces.append(out.getvalue())
     return traces
@@ -86,7 +86,7 @@ class _Nodes:
     def __init__(self, schema: ModuleType) -> None:
         self._schema = schema
         self._computed: int | None = None
-        self.found: list[Any] = []
+        self.listed: list[Any] = []
 
     def compute(self, op: Op | RankOp, inputs: list[int]) -> int:
         """Add a compute after the one before it; returns its number."""
@@ -126,9 +126,9 @@ class _Nodes:
         return int(node.id)
 
     def _add(self, name: str, kind: int) -> Any:
-        node = self._schema.Node(id=len(self.found), name=name, type=kind)
+        node = self._schema.Node(id=len(self.listed), name=name, type=kind)
         node.attr.append(self._schema.AttributeProto(name="is_cpu_op", bool_val=False))
-        self.found.append(node)
+        self.listed.append(node)
         return node
 
 

@@ -130,13 +130,13 @@ def lanes(spans: Sequence[tuple[int, int]]) -> list[int]:
         Per span, the number of its lane.
     """
     free: list[int] = []
-    found = [0] * len(spans)
+    lane_of = [0] * len(spans)
     for number in sorted(range(len(spans)), key=lambda i: spans[i]):
         start, end = spans[number]
         lane = next((at for at, until in enumerate(free) if until <= start), len(free))
         free[lane : lane + 1] = [end]
-        found[number] = lane
-    return found
+        lane_of[number] = lane
+    return lane_of
 
 
 def add_timeline(process: Process, timeline: Timeline, topology: Topology, idles: Sequence[Idle]) -> None:
@@ -167,17 +167,17 @@ def add_timeline(process: Process, timeline: Timeline, topology: Topology, idles
 
 
 def _by_rank(ranks: range, pairs: Iterable[tuple[int, Any]]) -> list[list[Any]]:
-    found: list[list[Any]] = [[] for _ in ranks]
+    of_ranks: list[list[Any]] = [[] for _ in ranks]
     for rank, value in pairs:
-        found[rank].append(value)
-    return found
+        of_ranks[rank].append(value)
+    return of_ranks
 
 
 def _track_of(process: Process, name: str, spans: Sequence[tuple[int, int]]) -> list[int]:
     """Per span, the track of its lane; the first lane's name has no number."""
-    found = lanes(spans)
-    tids = [process.add_track(name if not n else f"{name} {n + 1}") for n in range(max(found, default=-1) + 1)]
-    return [tids[lane] for lane in found]
+    lane_of = lanes(spans)
+    tids = [process.add_track(name if not n else f"{name} {n + 1}") for n in range(max(lane_of, default=-1) + 1)]
+    return [tids[lane] for lane in lane_of]
 
 
 def _add_op(process: Process, tid: int, op: Op | RankOp) -> None:

@@ -257,12 +257,12 @@ def draw_idle(axes: Axes, panel: Panel, place: Place) -> None:
     if not panel.idles:
         _hatched(axes, PLAIN, [row_box(place, rank, 0, panel.metrics.window_ns) for rank in rows])
         return
-    found: dict[Cause, list[Idle]] = defaultdict(list)
+    by_cause: dict[Cause, list[Idle]] = defaultdict(list)
     for idle in panel.idles:
-        found[idle.cause].append(idle)
+        by_cause[idle.cause].append(idle)
     for cause in Cause:
-        if cause in found:
-            spans = _joined(found[cause])
+        if cause in by_cause:
+            spans = _joined(by_cause[cause])
             _hatched(axes, cause.look, [row_box(place, rank, start, end) for rank, start, end in spans])
 
 

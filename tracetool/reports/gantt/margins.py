@@ -265,24 +265,24 @@ def curve_marks(panels: Sequence[Panel]) -> list[Artist]:
         text += f"peak {format_size(worst.peak_bytes)}"
         if worst.needed_bytes > worst.peak_bytes:
             text += f", occupied {format_size(worst.needed_bytes)} (○)"
-        marks.append(Line2D([], [], label=text, **_look(panel, panels)))
+        marks.append(Line2D([], [], label=text, **_line_style(panel, panels)))
     return marks
 
 
 def draw_worst(axes: Axes, panels: Sequence[Panel], hbm_bytes: int | None, end_ns: int) -> None:
     """One curve per panel, of the rank that needs most; an open circle stands at what it occupies at its peak."""
-    found = _known_panels(panels)
+    known = _known_panels(panels)
     axes.set_xlim(0, end_ns / MS)
-    for panel, worst in found:
+    for panel, worst in known:
         curve = panel.timeline.memory[worst.rank] or ()
-        look = _look(panel, panels)
-        _curve(axes, curve, panel.metrics.step_ns, zorder=2, **look)
+        style = _line_style(panel, panels)
+        _curve(axes, curve, panel.metrics.step_ns, zorder=2, **style)
         if worst.needed_bytes > worst.peak_bytes:
             when = next(time for time, level in curve if level == worst.peak_bytes) / MS
             ends = [worst.peak_bytes / GIB, worst.needed_bytes / GIB]
-            axes.plot([when, when], ends, color=look["color"], linewidth=0.6, zorder=3)
-            axes.plot(when, ends[1], "o", color=look["color"], fillstyle="none", markersize=3.5, zorder=3)
-    _finish_axis(axes, [worst.needed_bytes for _, worst in found], hbm_bytes)
+            axes.plot([when, when], ends, color=style["color"], linewidth=0.6, zorder=3)
+            axes.plot(when, ends[1], "o", color=style["color"], fillstyle="none", markersize=3.5, zorder=3)
+    _finish_axis(axes, [worst.needed_bytes for _, worst in known], hbm_bytes)
 
 
 def _finish_axis(axes: Axes, needed_bytes: Sequence[int], hbm_bytes: int | None) -> None:
@@ -318,15 +318,15 @@ def _finish_axis(axes: Axes, needed_bytes: Sequence[int], hbm_bytes: int | None)
         axes.spines[side].set_visible(False)
 
 
-def _look(panel: Panel, panels: Sequence[Panel]) -> dict[str, Any]:
+def _line_style(panel: Panel, panels: Sequence[Panel]) -> dict[str, Any]:
     """The first is what was observed, the last what was asked for."""
     place = panels.index(panel)
     return CURVES[-1 if place and place == len(panels) - 1 else place]
 
 
-def _curve(axes: Axes, curve: MemoryCurve, step_ns: int, **look: Any) -> None:
+def _curve(axes: Axes, curve: MemoryCurve, step_ns: int, **style: Any) -> None:
     points = outline(curve, step_ns, max(1, round(axes.get_xlim()[1] * MS / _BINS)))
-    axes.plot([t / MS for t, _ in points], [b / GIB for _, b in points], drawstyle="steps-post", **look)
+    axes.plot([t / MS for t, _ in points], [b / GIB for _, b in points], drawstyle="steps-post", **style)
 
 
 def outline(curve: MemoryCurve, end_ns: int, bin_ns: int) -> MemoryCurve:

@@ -161,12 +161,12 @@ def _labels(panel: TextPanel, rows: int) -> dict[int, str]:
     global_ranks, dcs = panel.timeline.global_ranks, panel.dcs
     digits = len(str(max(global_ranks)))
     names = [_short(dc) for dc in dcs] or [""] * len(global_ranks)
-    found, before = {}, ""
+    labels, before = {}, ""
     for rank in _shown(len(global_ranks), dcs, rows):
         dc = "" if names[rank] == before else names[rank]
-        found[rank] = f"{dc:<{max(map(len, names))}} rank {global_ranks[rank]:>{digits}}".removeprefix(" ")
+        labels[rank] = f"{dc:<{max(map(len, names))}} rank {global_ranks[rank]:>{digits}}".removeprefix(" ")
         before = names[rank]
-    return found
+    return labels
 
 
 def _short(dc: str) -> str:
@@ -200,17 +200,17 @@ def spans_of(panel: TextPanel) -> list[list[Span]]:
 
 
 def _without_gaps(spans: Iterable[Span], panel: TextPanel) -> list[Span]:
-    found: list[Span] = []
+    whole: list[Span] = []
     at = 0
     for start, end, mark in [*spans, (panel.step_ns, panel.step_ns, AFTER)]:
         if start > at:
             middle = min(max(at, panel.window_ns), start)
-            found += [gap for gap in ((at, middle, IDLE), (middle, start, AFTER)) if gap[0] < gap[1]]
+            whole += [gap for gap in ((at, middle, IDLE), (middle, start, AFTER)) if gap[0] < gap[1]]
             at = start
         if end > at:
-            found.append((max(start, at), end, mark))
+            whole.append((max(start, at), end, mark))
             at = end
-    return found
+    return whole
 
 
 def resample(spans: Sequence[Span], total_ns: int, cells: int) -> list[Mark]:

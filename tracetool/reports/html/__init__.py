@@ -102,7 +102,7 @@ class WhatIf:
     Attributes:
         sliders: Bandwidth, latency and memory limit.
         tables: One per memory limit: latencies down, bandwidths across; each cell has what the panel shows of it.
-        told: What is told of the offer that is asked about.
+        sentence: What is said of the offer that is asked about.
         about: Which links, where others stay as they are; empty for all.
         marks: Schedules that are best somewhere, each with its colour.
         now: What the dashed line is of.
@@ -112,7 +112,7 @@ class WhatIf:
 
     sliders: tuple[Slider, Slider, Slider]
     tables: tuple[PageTable, ...]
-    told: str
+    sentence: str
     about: str
     marks: tuple[tuple[str, str], ...]
     now: str
@@ -179,15 +179,15 @@ def details(answer: Answer) -> tuple[Details, ...]:
     )
 
 
-def what_if(found: Sweep, grid: Grid, asked: Scenario) -> WhatIf | None:
+def what_if(swept: Sweep, grid: Grid, asked: Scenario) -> WhatIf | None:
     """The panel of what other links and limits would give: every number and sentence of it; None without a recording.
 
     Args:
-        found: The sweep.
+        swept: The sweep.
         grid: What was swept (``grid_around``).
         asked: The scenario that it opens with.
     """
-    if found.today is None:
+    if swept.today is None:
         return None
     links = [link for link in asked.topology.links if (link.src_dc, link.dst_dc) in grid.between]
     sliders = (
@@ -195,11 +195,11 @@ def what_if(found: Sweep, grid: Grid, asked: Scenario) -> WhatIf | None:
         _slider("latency", "Latency, one way", grid.latencies_ns, _latency_text, links[0].latency_ns),
         _slider("limit", "HBM limit per rank", grid.hbm_bytes, _limit_text, asked.hbm_bytes),
     )
-    names = dict.fromkeys(each.point.schedule for each in found.best if each.point is not None)
+    names = dict.fromkeys(each.point.schedule for each in swept.best if each.point is not None)
     # The last colour is black, which a dark page does not show.
     marks = {name: SERIES[number % (len(SERIES) - 1)] for number, name in enumerate(names)}
     cells: dict[tuple[int, int, int], Cell] = {}
-    for best in found.best:
+    for best in swept.best:
         bandwidth, latency_ns = best.among.bandwidth_bytes_per_s or 0, best.among.latency_ns or 0
         at = (
             grid.bandwidths_bytes_per_s.index(bandwidth),
@@ -211,21 +211,21 @@ def what_if(found: Sweep, grid: Grid, asked: Scenario) -> WhatIf | None:
             for link in asked.topology.links
         ]
         offer = replace(best.offer(links_text(laid)), is_lower_bound=asked.activation_bytes is not None)
-        told = sentences(Decision(today=found.today, offers=(offer,)))[0]
-        cells[at] = _what_if_cell(best, at, told, marks)
+        sentence = sentences(Decision(today=swept.today, offers=(offer,)))[0]
+        cells[at] = _what_if_cell(best, at, sentence, marks)
     first = sliders[0].at, sliders[1].at, sliders[2].at
-    steps = [point.step_ns or 0 for each in found.best for point in (each.point, each.now) if point is not None]
-    now = next((each.now.schedule for each in found.best if each.now is not None), "")
+    steps = [point.step_ns or 0 for each in swept.best for point in (each.point, each.now) if point is not None]
+    now = next((each.now.schedule for each in swept.best if each.now is not None), "")
     pairs = dict.fromkeys("-".join(sorted(pair)) for pair in grid.between)
     return WhatIf(
         sliders=sliders,
         tables=tuple(_what_if_table(sliders, cells, number) for number in range(len(grid.hbm_bytes))),
-        told=str(dict(cells[first].data)["told"]),
+        sentence=str(dict(cells[first].data)["told"]),
         about="" if len(links) == len(asked.topology.links) else ", ".join(pairs),
         marks=tuple(marks.items()),
         now="the recorded order" if now == OBSERVED else now,
-        today=Cell(format_duration(found.today.step_ns), found.today.step_ns / 1e6),
-        ticks_ms=_ticks(max(*steps, found.today.step_ns) / 1e6),
+        today=Cell(format_duration(swept.today.step_ns), swept.today.step_ns / 1e6),
+        ticks_ms=_ticks(max(*steps, swept.today.step_ns) / 1e6),
     )
 
 
@@ -250,8 +250,8 @@ def _limit_text(size: int | None) -> str:
     return "no limit" if size is None else format_size(size)
 
 
-def _what_if_cell(best: Best, at: tuple[int, int, int], told: str, marks: Mapping[str, str]) -> Cell:
-    data: list[tuple[str, Sortable]] = [("at", ",".join(map(str, at))), ("told", told)]
+def _what_if_cell(best: Best, at: tuple[int, int, int], sentence: str, marks: Mapping[str, str]) -> Cell:
+    data: list[tuple[str, Sortable]] = [("at", ",".join(map(str, at))), ("told", sentence)]
     if best.now is not None and best.now.step_ns:
         data.append(("now", best.now.step_ns / 1e6))
     point = best.point

@@ -178,14 +178,14 @@ _PHONE_IN = 4.6
 def pictures(answer: Answer, best: Result, most_bytes: int) -> tuple[Picture, Picture, Picture]:
     """The pictures of a page in at most so many bytes: those of its first screen, the second for phones, then all."""
     base = answer.baseline
-    seen = f"as recorded {answer.observed_schedule or 'an order without a name'}"
-    seen += f" ({format_duration(answer.observed_metrics.step_ns)})"
+    caption = f"as recorded {answer.observed_schedule or 'an order without a name'}"
+    caption += f" ({format_duration(answer.observed_metrics.step_ns)})"
     planned = f"{result_name(best)} ({format_duration(best.metrics.step_ns)})"
     ranks = f"of {len(answer.observed.global_ranks)} pipeline ranks over one step"
     pair = Picture(
         "pair",
         "As recorded, and the plan",
-        f"Timelines {ranks}: {seen}; {planned}. The tables say the same in numbers.",
+        f"Timelines {ranks}: {caption}; {planned}. The tables say the same in numbers.",
         "A row is a pipeline rank, the axis is time; what is hatched is idle.",
     )
     small = fitted(
@@ -194,7 +194,7 @@ def pictures(answer: Answer, best: Result, most_bytes: int) -> tuple[Picture, Pi
         most_bytes // 4,
     )
     pair = fitted(pair, lambda form: save(lambda: pair_figure(answer, best, _PAIR_IN), form), most_bytes // 2)
-    panels = [seen, f"baseline {result_name(base)} ({format_duration(base.metrics.step_ns)})"]
+    panels = [caption, f"baseline {result_name(base)} ({format_duration(base.metrics.step_ns)})"]
     if not is_baseline(answer, best):
         panels.append(planned)
     gantt = Picture(
@@ -276,7 +276,7 @@ class Around(NamedTuple):
     """A sweep round what is asked about, and its grid."""
 
     grid: Grid
-    found: Sweep
+    swept: Sweep
 
 
 def page(
@@ -299,29 +299,29 @@ def page(
         The file; equal input gives equal bytes.
     """
     advice = None if decided is None else decided.advice[0]
-    found = verdict(answer, advised_result(answer, advice))
-    headline, *others = [found.headline] if decided is None else sentences(decided.decision)
+    chosen = verdict(answer, advised_result(answer, advice))
+    headline, *others = [chosen.headline] if decided is None else sentences(decided.decision)
     parts: dict[str, Any] = {
         "answer": answer,
         "facts": facts,
         "schema_version": SCHEMA_VERSION,
-        "verdict": found,
+        "verdict": chosen,
         "headline": headline,
         "beside": others,
         "asked": subtitle(answer, None if decided is None else decided.decision),
-        "what_if": None if around is None else what_if(around.found, around.grid, answer.scenario),
+        "what_if": None if around is None else what_if(around.swept, around.grid, answer.scenario),
         "offers": None if decided is None else offers(decided.decision),
         "advised": None if advice is None else advised(answer, advice),
-        "comparison": comparison(answer, found.best),
+        "comparison": comparison(answer, chosen.best),
         "details": details(answer),
-        "idle": idle_view(answer, found.best, idles_of),
+        "idle": idle_view(answer, chosen.best, idles_of),
         "fidelity": fidelity(answer),
         "stages": stages(answer),
         "scenario": scenario(answer),
         "recording": None if facts.run is None else recording(facts.run),
     }
     bare = rendered(_PAGE, parts, pictures=())
-    drawn = pictures(answer, found.best, int(0.98 * MOST_BYTES) - len(bare))
+    drawn = pictures(answer, chosen.best, int(0.98 * MOST_BYTES) - len(bare))
     return rendered(_PAGE, parts, pictures=drawn)
 
 

@@ -110,8 +110,8 @@ def _bars(best: Result, by_rank: list[dict[Cause, int]]) -> list[Bar]:
             BarPart(kind, name, f"{100 * value / window if window else 0:.2f}")
             for kind, name, value in [("compute", "compute", busy), *idle]
         ]
-        told = f"{busy / window if window else 0:.0%} busy"
-        bars.append(Bar(_rank_name(best, position), tuple(parts), told))
+        busy_text = f"{busy / window if window else 0:.0%} busy"
+        bars.append(Bar(_rank_name(best, position), tuple(parts), busy_text))
     return bars
 
 
@@ -127,11 +127,14 @@ def _causes_table(answer: Answer, best: Result, idles_of: IdlesOf) -> PageTable:
                 of_result[cause] = of_result.get(cause, 0) + value
         sums.append({c: value / len(result.metrics.rank_compute_ns) for c, value in of_result.items()})
     rows = [
-        Row(Cell(cause.words.label), (*(_duration(found.get(cause, 0)) for found in sums), Cell(cause.words.meaning)))
+        Row(
+            Cell(cause.words.label),
+            (*(_duration(sums_by_cause.get(cause, 0)) for sums_by_cause in sums), Cell(cause.words.meaning)),
+        )
         for cause in Cause
-        if any(cause in found for found in sums)
+        if any(cause in sums_by_cause for sums_by_cause in sums)
     ]
-    totals = tuple(_duration(sum(found.values())) for found in sums)
+    totals = tuple(_duration(sum(sums_by_cause.values())) for sums_by_cause in sums)
     rows.append(Row(Cell("bubble, all causes"), (*totals, Cell("")), "total"))
     columns = ("Cause", *(result_name(result) for result in shown), "Meaning")
     return PageTable("Idle time by cause, mean over ranks", columns, tuple(rows), remarked=True)
@@ -215,7 +218,7 @@ def _summary(run: Run) -> tuple[str, ...]:
 
 
 def _findings(run: Run) -> PageTable:
-    found, left = merged(run.records("SELECT * FROM findings"))
+    shown, left = merged(run.records("SELECT * FROM findings"))
     rows = [
         Row(
             Cell(f.fact),
@@ -226,7 +229,7 @@ def _findings(run: Run) -> PageTable:
                 Cell(f"{f.confidence:.2f}", f.confidence),
             ),
         )
-        for f in found
+        for f in shown
     ]
     columns = ("Fact", "SubjectKind", "Found", "Known by", "Confidence")
     after = tuple(f"{more} (tracetool info --json has all)." for more in left)

@@ -114,19 +114,19 @@ class FabricsInfo(Head, kw_only=True):
     fabrics: Annotated[list[FabricInfo], doc("One per network, as asked for.")]
 
 
-def traffic_info(found: OnNetwork, facts: RunFacts) -> TrafficInfo:
+def traffic_info(carried: OnNetwork, facts: RunFacts) -> TrafficInfo:
     """The traffic as the structs of the schema."""
-    traffic = found.job.traffic
+    traffic = carried.job.traffic
     return as_struct(
         TrafficInfo,
-        found.job,
+        carried.job,
         facts,
         run=facts.name,
-        network=found.seating.network.name,
+        network=carried.seating.network.name,
         ranks=traffic.ranks,
         silent_ratio=traffic.silent_ratio,
         by_dimension_bytes=traffic.by_dimension(),
-        by_tier_bytes=found.tier_bytes(),
+        by_tier_bytes=carried.tier_bytes(),
         resources=[
             ResourceInfo(
                 name=used.link.name,
@@ -135,90 +135,90 @@ def traffic_info(found: OnNetwork, facts: RunFacts) -> TrafficInfo:
                 busy_ns=used.busy_ns,
                 by_dimension_bytes={name: size for name, size in used.by_dimension.items() if size},
             )
-            for used in found.used
+            for used in carried.used
         ],
-        busiest_when=None if found.when is None else as_struct(WhenInfo, found.when),
-        unrecorded_ranks=found.job.unrecorded,
-        unfamiliar=list(found.job.unfamiliar),
-        shapes=found.shapes,
-        hb_domains=[as_struct(DomainSizeInfo, one) for one in found.domains],
-        hb_domain_knee=found.knee,
+        busiest_when=None if carried.when is None else as_struct(WhenInfo, carried.when),
+        unrecorded_ranks=carried.job.unrecorded,
+        unfamiliar=list(carried.job.unfamiliar),
+        shapes=carried.shapes,
+        hb_domains=[as_struct(DomainSizeInfo, one) for one in carried.domains],
+        hb_domain_knee=carried.knee,
     )
 
 
-def traffic_json(found: OnNetwork, facts: RunFacts) -> bytes:
+def traffic_json(carried: OnNetwork, facts: RunFacts) -> bytes:
     """The traffic as JSON."""
-    return as_json(traffic_info(found, facts))
+    return as_json(traffic_info(carried, facts))
 
 
-def traffic_rows(found: OnNetwork) -> pl.DataFrame:
+def traffic_rows(carried: OnNetwork) -> pl.DataFrame:
     """A row per pair of ranks, dimension and tier."""
     import polars as pl
 
-    traffic = found.job.traffic
-    network = found.seating.network
+    traffic = carried.job.traffic
+    network = carried.seating.network
     names = [tier.name for tier in network.tiers]
     return pl.DataFrame(
         {
             "src_rank": traffic.src,
             "dst_rank": traffic.dst,
             "dimension": [traffic.names[number] for number in traffic.dimension.tolist()],
-            "tier": [names[number] for number in traffic.tiers(network, found.devices()).tolist()],
+            "tier": [names[number] for number in traffic.tiers(network, carried.devices()).tolist()],
             "payload_bytes": traffic.payload_bytes,
         }
     )
 
 
-def traffic_text(found: OnNetwork, facts: RunFacts) -> bytes:
+def traffic_text(carried: OnNetwork, facts: RunFacts) -> bytes:
     """One screen: what is silent, which tier carries how much, what is busiest when, and which HB domains pay."""
-    traffic = found.job.traffic
-    tiers, total = found.tier_bytes(), max(1, int(traffic.payload_bytes.sum()))
-    lines = wrapped([first_sentence(found)])
-    step = "the whole capture" if found.job.step is None else f"step {found.job.step}"
-    of = f"{step}, {traffic.ranks} ranks" if found.shapes is None else f"a step from shapes, {found.shapes}"
-    lines += ["", *wrapped([f"  {facts.name}: {of} on {found.seating.network.name}"]), ""]
+    traffic = carried.job.traffic
+    tiers, total = carried.tier_bytes(), max(1, int(traffic.payload_bytes.sum()))
+    lines = wrapped([first_sentence(carried)])
+    step = "the whole capture" if carried.job.step is None else f"step {carried.job.step}"
+    of = f"{step}, {traffic.ranks} ranks" if carried.shapes is None else f"a step from shapes, {carried.shapes}"
+    lines += ["", *wrapped([f"  {facts.name}: {of} on {carried.seating.network.name}"]), ""]
     by_tier = [(name, format_size(size), f"{size / total:.1%}") for name, size in tiers.items()]
     lines += table([("tier", "bytes", "share"), *by_tier])
     by_dimension = [(name, format_size(size), f"{size / total:.1%}") for name, size in traffic.by_dimension().items()]
     lines += ["", *table([("made by", "bytes", "share"), *by_dimension])]
     busy = [
         (used.link.name, used.tier, format_size(used.payload_bytes), format_duration(used.busy_ns), used.mostly)
-        for used in found.used[:_RESOURCES]
+        for used in carried.used[:_RESOURCES]
     ]
     lines += ["", *table([("busiest", "tier", "bytes", "occupied", "mostly"), *busy])]
-    lines += wrapped(_notes(found))
-    if found.knee is not None:
-        lines += ["", *sizes_text(found.domains, found.knee)]
+    lines += wrapped(_notes(carried))
+    if carried.knee is not None:
+        lines += ["", *sizes_text(carried.domains, carried.knee)]
     return ("\n".join(lines) + "\n").encode()
 
 
-def first_sentence(found: OnNetwork) -> str:
+def first_sentence(carried: OnNetwork) -> str:
     """What is busiest, and how many pairs of ranks exchange nothing."""
-    silent = f"{found.job.traffic.silent_ratio:.1%} of pairs of ranks exchange nothing."
-    if not found.used:
+    silent = f"{carried.job.traffic.silent_ratio:.1%} of pairs of ranks exchange nothing."
+    if not carried.used:
         return silent
-    busiest, when = found.used[0], found.when
-    told = (
+    busiest, when = carried.used[0], carried.when
+    sentence = (
         f"Busiest is {busiest.link.name} of tier {busiest.tier} ({format_bits(busiest.link.bandwidth_bytes_per_s)}): "
         f"{format_duration(busiest.busy_ns)} of a step"
     )
     if when is not None:
-        told += f" of {format_duration(when.step_ns)}"
-    told += f", mostly {busiest.mostly}"
+        sentence += f" of {format_duration(when.step_ns)}"
+    sentence += f", mostly {busiest.mostly}"
     if when is not None and when.start_ns is not None and when.end_ns is not None and when.busy_ratio is not None:
         start, end = (format_duration(at) for at in (when.start_ns, when.end_ns))
-        told += f", most from {start} to {end} ({when.busy_ratio:.0%} of that time)"
-    return f"{told}. {silent}"
+        sentence += f", most from {start} to {end} ({when.busy_ratio:.0%} of that time)"
+    return f"{sentence}. {silent}"
 
 
-def _notes(found: OnNetwork) -> list[str]:
+def _notes(carried: OnNetwork) -> list[str]:
     notes = ["Bytes that ranks hand each other: of collectives what rings carry, of all-to-alls straight sends."]
-    if found.job.unrecorded:
-        notes.append(f"note: {found.job.unrecorded} ranks were not recorded: what only they send is not in it")
-    if found.job.unsized:
-        notes.append(f"note: {found.job.unsized} operations are of unknown size and left out")
-    if found.job.unfamiliar:
-        notes.append(f"note: left out, as it is not known how they move bytes: {', '.join(found.job.unfamiliar)}")
+    if carried.job.unrecorded:
+        notes.append(f"note: {carried.job.unrecorded} ranks were not recorded: what only they send is not in it")
+    if carried.job.unsized:
+        notes.append(f"note: {carried.job.unsized} operations are of unknown size and left out")
+    if carried.job.unfamiliar:
+        notes.append(f"note: left out, as it is not known how they move bytes: {', '.join(carried.job.unfamiliar)}")
     return notes
 
 
@@ -314,21 +314,23 @@ def _fewer_tiers(info: FabricsInfo) -> str:
     fewer = {tiers: domain for tiers, domain in info.hb_domain_for_tiers.items() if rails and int(tiers) < rails.tiers}
     if not fewer:
         return ""
-    told = (f"{tiers} tier{'s' if tiers != '1' else ''} with HB domains of {domain}" for tiers, domain in fewer.items())
-    return f" Rails would need {', '.join(told)}."
+    words = (
+        f"{tiers} tier{'s' if tiers != '1' else ''} with HB domains of {domain}" for tiers, domain in fewer.items()
+    )
+    return f" Rails would need {', '.join(words)}."
 
 
 def sizes_text(sizes: Sequence[DomainSize], knee: int) -> list[str]:
     """The step against the size of HB domains, the knee first."""
     rows = [(str(one.devices), format_duration(one.step_ns)) for one in sizes]
     tried = ", ".join(str(one.devices) for one in sizes)
-    told = f"HB domains larger than {knee} do not pay: twice as many devices gain less than 1 % of a step"
+    sentence = f"HB domains larger than {knee} do not pay: twice as many devices gain less than 1 % of a step"
     if knee == sizes[-1].devices:
-        told = f"HB domains up to {knee} pay; larger ones may, too"
+        sentence = f"HB domains up to {knee} pay; larger ones may, too"
     if len(sizes) == 1:
-        told = "Which HB domains pay is not known of one size: name several"
+        sentence = "Which HB domains pay is not known of one size: name several"
     return [
-        *wrapped([f"{told} (tried {tried})."]),
+        *wrapped([f"{sentence} (tried {tried})."]),
         "",
         *table([("HB domain", "step"), *rows]),
     ]

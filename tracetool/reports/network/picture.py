@@ -29,25 +29,25 @@ _TICKS = 5
 """Sizes that the scale of colours names, from the least to the most."""
 
 
-def traffic_picture(found: OnNetwork, facts: RunFacts, picture_format: PictureFormat) -> bytes:
+def traffic_picture(carried: OnNetwork, facts: RunFacts, picture_format: PictureFormat) -> bytes:
     """Who sends how much to whom, which tier carries it, and the step against the size of HB domains if asked for."""
-    return save(partial(traffic_figure, found, facts.name), picture_format)
+    return save(partial(traffic_figure, carried, facts.name), picture_format)
 
 
-def traffic_figure(found: OnNetwork, name: str = "") -> Figure:
+def traffic_figure(carried: OnNetwork, name: str = "") -> Figure:
     """The same as a figure.
 
     Args:
-        found: The traffic.
+        carried: The traffic.
         name: What the job is called; by default as its shapes say, if it has any.
     """
     from matplotlib.figure import Figure
 
-    has_sizes = found.knee is not None
+    has_sizes = carried.knee is not None
     figure = Figure(figsize=(14 if has_sizes else 10, 5), layout="constrained")
     heat, bars, *line = figure.subplots(1, 3 if has_sizes else 2, width_ratios=(3, 2, 2) if has_sizes else (3, 2))
-    draw_heat(heat, found.job.traffic)
-    tiers = found.tier_bytes()
+    draw_heat(heat, carried.job.traffic)
+    tiers = carried.tier_bytes()
     bars.barh(list(tiers), [size / 2**30 for size in tiers.values()], color=SERIES[0])
     for place, size in enumerate(tiers.values()):
         bars.annotate(format_size(size), (size / 2**30, place), (3, 0), textcoords="offset points", va="center")
@@ -55,10 +55,10 @@ def traffic_figure(found: OnNetwork, name: str = "") -> Figure:
     bars.set_xlabel("GiB a step, by the tier\nat which both ranks meet")
     bars.spines[["top", "right"]].set_visible(False)
     bars.invert_yaxis()
-    if found.knee is not None:
-        _draw_sizes(line[0], found.domains, found.knee)
-    silent = f"{found.job.traffic.silent_ratio:.1%} of pairs exchange nothing"
-    figure.suptitle(f"{name or found.shapes or 'Traffic'} on {found.seating.network.name}: {silent}")
+    if carried.knee is not None:
+        _draw_sizes(line[0], carried.domains, carried.knee)
+    silent = f"{carried.job.traffic.silent_ratio:.1%} of pairs exchange nothing"
+    figure.suptitle(f"{name or carried.shapes or 'Traffic'} on {carried.seating.network.name}: {silent}")
     return figure
 
 

@@ -63,21 +63,21 @@ def merged(findings: Sequence[dict[str, Any]]) -> tuple[list[MergedFinding], lis
         kind = None if parsed is None else parsed.kind
         rank = None if parsed is None or kind is not SubjectKind.RANK else int(parsed.name)
         about = row["subject"] if rank is None else ""
-        told = {name: row[name] for name in MergedFinding._fields if name in row}
-        members = ranks.setdefault(MergedFinding(kind=kind, about=about, **told), [])
+        fields = {name: row[name] for name in MergedFinding._fields if name in row}
+        members = ranks.setdefault(MergedFinding(kind=kind, about=about, **fields), [])
         if rank is not None:
             members.append(rank)
-    found: list[MergedFinding] = []
+    groups: list[MergedFinding] = []
     shown: Counter[tuple[str, str]] = Counter()
     # Sorting is stable: of equally sure ones the order stays that in which they were found.
     for one in sorted(ranks, key=lambda one: one.confidence):
         shown[one.fact, one.evidence] += 1
         if shown[one.fact, one.evidence] <= _SHOWN:
-            found.append(one._replace(about=one.about or format_ranks(ranks[one])))
+            groups.append(one._replace(about=one.about or format_ranks(ranks[one])))
     left = [
         f"{count - _SHOWN} more of {fact} by {evidence}" for (fact, evidence), count in shown.items() if count > _SHOWN
     ]
-    return found, left
+    return groups, left
 
 
 def finding_lines(findings: Sequence[dict[str, Any]]) -> list[str]:
@@ -86,9 +86,9 @@ def finding_lines(findings: Sequence[dict[str, Any]]) -> list[str]:
     Args:
         findings: Rows of the table ``findings``, in order.
     """
-    found, left = merged(findings)
+    groups, left = merged(findings)
     lines: list[str] = []
-    for fact, kind, about, value, evidence, confidence, detail in found:
+    for fact, kind, about, value, evidence, confidence, detail in groups:
         is_named = kind is not None and fact in {kind.value, f"{kind.value}s"}
         named = fact if about == "all" else about if is_named else f"{fact}, {about}"
         sure = "" if confidence == 1 else f", confidence {confidence:.2f}"

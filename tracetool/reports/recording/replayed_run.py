@@ -69,10 +69,10 @@ def _timelines(answer: Answer) -> dict[str, pa.Table]:
     for name, result in results.items():
         # The observed order replayed is another Timeline than what was observed.
         timeline = result.timeline
-        told = f"{name} replayed" if name == answer.observed.name else name
+        title = f"{name} replayed" if name == answer.observed.name else name
         named = timeline_tables(timeline) | {"idles": idle_table(timeline, result.idles)}
         named["metrics"] = pa.concat_tables([named["metrics"], _judged(answer, result)])
-        each.append({table: _renamed(rows, told) for table, rows in named.items()})
+        each.append({table: _renamed(rows, title) for table, rows in named.items()})
     return {name: pa.concat_tables([tables[name] for tables in each]) for name in each[0]}
 
 

@@ -279,8 +279,10 @@ def _stand_ins_info(stage: StageStandIns) -> StageStandInsInfo:
 
 def own_notes(run: Run, *codes: NoticeCode) -> list[str]:
     """What was noted of the pipeline, of these codes, or all but what was noted of its sources while they were read."""
-    found = run.manifest.get("reconstruction", {})
-    noted = zip_longest(found.get("notes", ()), found.get("note_codes", ()))  # no codes in Runs of earlier versions
+    observed = run.manifest.get("reconstruction", {})
+    noted = zip_longest(
+        observed.get("notes", ()), observed.get("note_codes", ())
+    )  # no codes in Runs of earlier versions
     names = {code.name for code in codes or NoticeCode}
     return [note for note, code in noted if code in names or (code is None and not codes)]
 
@@ -288,8 +290,8 @@ def own_notes(run: Run, *codes: NoticeCode) -> list[str]:
 def run_summary(run: Run) -> SummaryInfo:
     """Everything about a Run that a user should know before using its numbers."""
     counts = count_tables(run)
-    found = run.manifest.get("reconstruction", {})
-    step = found.get("step")
+    observed = run.manifest.get("reconstruction", {})
+    step = observed.get("step")
     return {
         "run": run.name,
         "digest": run.manifest["digest"],
@@ -312,9 +314,9 @@ def run_summary(run: Run) -> SummaryInfo:
         "step_facts": run.records("SELECT * FROM step_facts ORDER BY start_ns"),
         "pipeline": {
             "step": step,
-            "notes": found.get("notes", []),
-            "missing": found.get("missing"),
-            "hint": found.get("hint"),
+            "notes": observed.get("notes", []),
+            "missing": observed.get("missing"),
+            "hint": observed.get("hint"),
             "stages": run.records("SELECT * FROM stages ORDER BY stage"),
         },
         "replayed": run.manifest.get("replayed"),

@@ -187,23 +187,23 @@ def _model(model: ModelStudy) -> ModelInfo:
         slowest_cycle_ns=model.cycles_ns[1],
         published_tokens_per_s=None if throughput is None else throughput.published,
         predicted_tokens_per_s=[] if throughput is None else list(throughput.predicted),
-        bubbles=[_finding(found) for found in model.bubbles],
-        iterations=[_finding(found) for found in model.iterations],
-        both=[_finding(found) for found in model.both],
+        bubbles=[_finding(figure) for figure in model.bubbles],
+        iterations=[_finding(figure) for figure in model.iterations],
+        both=[_finding(figure) for figure in model.both],
         optima=[as_struct(OptimumInfo, optimum, messages_at_once=optimum.sharing) for optimum in model.optima],
         needs=[as_struct(NeedInfo, need) for need in model.needs],
     )
 
 
-def _finding(found: FigureOrigin) -> FindingInfo:
+def _finding(figure: FigureOrigin) -> FindingInfo:
     return as_struct(
         FindingInfo,
-        found,
-        least_reduction_ratio=found.least,
-        most_reduction_ratio=found.most,
-        share_ratios=found.shares,
-        nearest=None if found.nearest is None else _point(found.nearest),
-        highest=None if found.highest is None else _point(found.highest),
+        figure,
+        least_reduction_ratio=figure.least,
+        most_reduction_ratio=figure.most,
+        share_ratios=figure.shares,
+        nearest=None if figure.nearest is None else _point(figure.nearest),
+        highest=None if figure.highest is None else _point(figure.highest),
     )
 
 

@@ -62,7 +62,7 @@ def render(study: Study) -> list[str]:
 def render_screen(study: Study) -> list[str]:
     """One screen of it: whether the figures arise, where, and what they rest on."""
     models = " and ".join(model.name for model in study.models)
-    told = (
+    sentences = (
         f"In a model of GeoPipe's setting ({models}), {_BUBBLES} fewer bubbles arise "
         f"{_arises(study, lambda m: m.bubbles)}; {_ITERATIONS} shorter iterations arise "
         f"{_arises(study, lambda m: m.iterations)}; both arise in one configuration "
@@ -72,13 +72,13 @@ def render_screen(study: Study) -> list[str]:
         "Compute times come from an analytical model; nothing here was measured. It is not a claim about the paper."
     ]
     more = "Maps of where, what is published, assumed and counted as a bubble, and memory: -v"
-    return wrapped([told, "", *_short(study), "", *notes, more], _WIDTH)
+    return wrapped([sentences, "", *_short(study), "", *notes, more], _WIDTH)
 
 
 def _arises(study: Study, pick: Pick) -> str:
     """As what a figure arises in any model."""
-    found = [f for model in study.models for f in pick(model) if f.points]
-    words = [_WORDS[d] for d in (*DEFINITIONS, None) if any(f.definition == d for f in found)]
+    figures = [f for model in study.models for f in pick(model) if f.points]
+    words = [_WORDS[d] for d in (*DEFINITIONS, None) if any(f.definition == d for f in figures)]
     if not words:
         return "nowhere"
     return "somewhere" if words == [_WORDS[None]] else f"as {', '.join(words)}"
@@ -132,24 +132,26 @@ def _short(study: Study) -> list[str]:
 
 def _reach(study: Study, definition: Definition | None, pick: Pick) -> str:
     """For each model, the microbatches and distances at which a figure arises, against either 1F1B."""
-    told = []
+    words = []
     for model in study.models:
-        found = [f for f in pick(model) if f.definition == definition]
-        where = "nowhere in the sweep" if any(f.total for f in found) else "does not fit the HBM limit"
-        if any(f.points for f in found):
-            where = f"m {_range(_rows(study, found))}, {_range(_columns(study, found))} km"
-        told.append(f"{model.name} {where}")
-    return "; ".join(told)
+        figures = [f for f in pick(model) if f.definition == definition]
+        where = "nowhere in the sweep" if any(f.total for f in figures) else "does not fit the HBM limit"
+        if any(f.points for f in figures):
+            where = f"m {_range(_rows(study, figures))}, {_range(_columns(study, figures))} km"
+        words.append(f"{model.name} {where}")
+    return "; ".join(words)
 
 
-def _rows(study: Study, found: Sequence[FigureOrigin]) -> list[int]:
+def _rows(study: Study, figures: Sequence[FigureOrigin]) -> list[int]:
     """Microbatches at which a figure arises."""
-    return [m for i, m in enumerate(study.choice.grid.microbatches) if any(any(f.shares[i]) for f in found)]
+    return [m for i, m in enumerate(study.choice.grid.microbatches) if any(any(f.shares[i]) for f in figures)]
 
 
-def _columns(study: Study, found: Sequence[FigureOrigin]) -> list[int]:
+def _columns(study: Study, figures: Sequence[FigureOrigin]) -> list[int]:
     """Distances at which it does."""
-    return [km for i, km in enumerate(study.choice.grid.distances_km) if any(row[i] for f in found for row in f.shares)]
+    return [
+        km for i, km in enumerate(study.choice.grid.distances_km) if any(row[i] for f in figures for row in f.shares)
+    ]
 
 
 def _range(values: Sequence[int]) -> str:
@@ -181,7 +183,7 @@ _HEAD = ("", "1F1B", "bubble as", "reduction", "arises at", "m", "km")
 
 
 def _section(study: Study, title: str, pick: Pick, *, explain: bool) -> list[str]:
-    rows = [_HEAD, *(_finding_cells(study, model, found) for model in study.models for found in pick(model))]
+    rows = [_HEAD, *(_finding_cells(study, model, figure) for model in study.models for figure in pick(model))]
     without = {"bubble as"} if all(words == _WORDS[None] for _, _, words, *_ in rows[1:]) else set()
     columns = [i for i, head in enumerate(_HEAD) if head not in without]
     widths = [max(len(row[i]) for row in rows) for i in columns]
@@ -192,15 +194,15 @@ def _section(study: Study, title: str, pick: Pick, *, explain: bool) -> list[str
     return [title, *wrapped(counted, _WIDTH), *table, *_map(study, pick, explain=explain), *wrapped(notes, _WIDTH)]
 
 
-def _finding_cells(study: Study, model: ModelStudy, found: FigureOrigin) -> tuple[str, ...]:
+def _finding_cells(study: Study, model: ModelStudy, figure: FigureOrigin) -> tuple[str, ...]:
     return (
         model.name,
-        _BASELINE[found.baseline],
-        _WORDS[found.definition],
-        f"{_percent(found.least)}..{_percent(found.most)} %" if found.total else "-",
-        f"{found.points:,}",
-        _range(_rows(study, [found])),
-        _range(_columns(study, [found])),
+        _BASELINE[figure.baseline],
+        _WORDS[figure.definition],
+        f"{_percent(figure.least)}..{_percent(figure.most)} %" if figure.total else "-",
+        f"{figure.points:,}",
+        _range(_rows(study, [figure])),
+        _range(_columns(study, [figure])),
     )
 
 
@@ -211,10 +213,10 @@ def _percent(ratio: float) -> str:
 def _map(study: Study, pick: Pick, *, explain: bool) -> list[str]:
     """Where on microbatches and distance, against 1F1B in blocking batches."""
     blocks = [
-        (f"{model.name} {_WORDS[found.definition]}", found.shares)
+        (f"{model.name} {_WORDS[figure.definition]}", figure.shares)
         for model in study.models
-        for found in pick(model)
-        if found.baseline == "grouped" and found.points
+        for figure in pick(model)
+        if figure.baseline == "grouped" and figure.points
     ]
     if not blocks:
         return []
@@ -222,11 +224,11 @@ def _map(study: Study, pick: Pick, *, explain: bool) -> list[str]:
     columns = len(grid.distances_km)
     width = max(columns, *(len(title) for title, _ in blocks))
     per_line = max(1, (_WIDTH - 8) // (width + 2))
-    told = (
+    caption = (
         f"  Where, against blocking 1F1B: a row per m, a column per distance ({', '.join(map(str, grid.distances_km))} "
         "km); share of the other settings at which it arises: . none, 0 below 10 %, 1 from 10 %, ..."
     )
-    lines = ["", *(wrapped([told], _WIDTH) if explain else [])]
+    lines = ["", *(wrapped([caption], _WIDTH) if explain else [])]
     for at in range(0, len(blocks), per_line):
         some = blocks[at : at + per_line]
         lines.append("  m     " + "  ".join(title.ljust(width) for title, _ in some).rstrip())
@@ -243,23 +245,23 @@ def _digit(share: float) -> str:
 def _notes(model: ModelStudy, findings: Sequence[FigureOrigin]) -> list[str]:
     lines = []
     idle = least_idle_ratio(model.swept)
-    for found in findings:
-        if found.baseline != "grouped" or found.nearest is None or found.highest is None:
+    for figure in findings:
+        if figure.baseline != "grouped" or figure.nearest is None or figure.highest is None:
             continue
-        name = f"{model.name}, {_WORDS[found.definition]}"
-        lines.append(f"nearest {name}: {_told(found.nearest)}")
-        if not found.points:
-            lines.append(f"not reached {name}: {_why(found, found.highest, idle, is_both=findings is model.both)}")
+        name = f"{model.name}, {_WORDS[figure.definition]}"
+        lines.append(f"nearest {name}: {_point_text(figure.nearest)}")
+        if not figure.points:
+            lines.append(f"not reached {name}: {_why(figure, figure.highest, idle, is_both=findings is model.both)}")
     return lines
 
 
-def _why(found: FigureOrigin, highest: Point, least_idle_ratio: float, *, is_both: bool) -> str:
+def _why(figure: FigureOrigin, highest: Point, least_idle_ratio: float, *, is_both: bool) -> str:
     left = (
-        f"{100 * found.left_ratio:.0f} % of the idle time left there is fill, drain and unequal stages, which neither "
+        f"{100 * figure.left_ratio:.0f} % of the idle time left there is fill, drain and unequal stages, which neither "
         "links nor warm-ups change"
     )
-    if is_both and found.definition in ("bubble_ratio", "bubble_ns"):
-        needed = joint(STAGES, found.definition)
+    if is_both and figure.definition in ("bubble_ratio", "bubble_ns"):
+        needed = joint(STAGES, figure.definition)
         if least_idle_ratio > needed.after_ratio:
             return (
                 f"one configuration with both would idle {_percent(needed.before_ratio)} % with 1F1B and "
@@ -269,15 +271,15 @@ def _why(found: FigureOrigin, highest: Point, least_idle_ratio: float, *, is_bot
             )
     if is_both:
         return "where one arises, the other does not"
-    target = ITERATION_REDUCTION if found.definition is None else BUBBLE_REDUCTION
-    if found.least <= target <= found.most:
+    target = ITERATION_REDUCTION if figure.definition is None else BUBBLE_REDUCTION
+    if figure.least <= target <= figure.most:
         return "reductions on both sides of it, none so close: they step with the number of crossings per microbatch"
-    if found.least > target:
-        return f"at least {_percent(found.least)} %"
-    return f"at most {_percent(found.most)} %, at {_place(highest)}; {left}"
+    if figure.least > target:
+        return f"at least {_percent(figure.least)} %"
+    return f"at most {_percent(figure.most)} %, at {_place(highest)}; {left}"
 
 
-def _told(point: Point) -> str:
+def _point_text(point: Point) -> str:
     bubbles = "" if point.bubble_reduction is None else f"bubbles {_signed(point.bubble_reduction)}, "
     return f"{bubbles}iteration {_signed(point.iteration_reduction)} at {_place(point)}"
 
@@ -309,25 +311,25 @@ def _optimum(study: Study) -> list[str]:
     head = ("", "at once", "km", "BW*", "by", "1F1B+N", "1F1B", "400 for 200: +N", "1F1B")
     rows: list[tuple[str, ...]] = [head]
     for model in study.models:
-        rows += [(model.name, *_optimum_cells(found)) for found in model.optima]
+        rows += [(model.name, *_optimum_cells(optimum)) for optimum in model.optima]
     if len(rows) == 1:
         return [*lines, "  not looked for: 1F1B does not fit the HBM limit"]
     widths = [max(len(row[i]) for row in rows) for i in range(len(head))]
     return [*lines, *(aligned(row, widths) for row in rows), *wrapped(_optimum_notes(study), _WIDTH)]
 
 
-def _optimum_cells(found: Optimum) -> tuple[str, ...]:
-    hiding = found.hiding_bytes_per_s
-    by = "none hides" if hiding is None else "throughput" if found.throughput_bytes_per_s >= hiding else "hiding"
+def _optimum_cells(optimum: Optimum) -> tuple[str, ...]:
+    hiding = optimum.hiding_bytes_per_s
+    by = "none hides" if hiding is None else "throughput" if optimum.throughput_bytes_per_s >= hiding else "hiding"
     return (
-        str(found.sharing),
-        str(found.distance_km),
-        _gbit(found.formula_bytes_per_s),
+        str(optimum.sharing),
+        str(optimum.distance_km),
+        _gbit(optimum.formula_bytes_per_s),
         by,
-        _gbit(found.knee_bytes_per_s),
-        _gbit(found.baseline_knee_bytes_per_s),
-        _signed(found.gain_ratio),
-        _signed(found.baseline_gain_ratio),
+        _gbit(optimum.knee_bytes_per_s),
+        _gbit(optimum.baseline_knee_bytes_per_s),
+        _signed(optimum.gain_ratio),
+        _signed(optimum.baseline_gain_ratio),
     )
 
 
@@ -337,16 +339,16 @@ def _gbit(speed: int | None) -> str:
 
 def _optimum_notes(study: Study) -> list[str]:
     within = [
-        f"{model.name}, {found.sharing} at once, {found.distance_km} km"
+        f"{model.name}, {optimum.sharing} at once, {optimum.distance_km} km"
         for model in study.models
-        for found in model.optima
-        if found.knee_bytes_per_s is not None and 25e9 <= found.knee_bytes_per_s <= 50e9
+        for optimum in model.optima
+        if optimum.knee_bytes_per_s is not None and 25e9 <= optimum.knee_bytes_per_s <= 50e9
     ]
-    told = "; ".join(within) if within else "in none of these settings"
+    where = "; ".join(within) if within else "in none of these settings"
     return [
         "  Above BW* the steady state no longer gains; filling and draining still do, which puts the replayed optimum "
         "higher.",
-        f"  The optimum of 1F1B+N lies within the published 200 to 400 Gbit/s: {told}.",
+        f"  The optimum of 1F1B+N lies within the published 200 to 400 Gbit/s: {where}.",
     ]
 
 

@@ -121,9 +121,9 @@ def left_undone(sweep: Sweep, facets: int) -> list[str]:
 
 def _varies(points: Iterable[SweepPoint], name: str) -> bool:
     """Whether a setting differs; the p2p mode belongs to a schedule unless it differs among the points of one."""
-    seen: dict[str, Hashable] = {}
+    value_of: dict[str, Hashable] = {}
     return any(
-        seen.setdefault(point.schedule if name == "p2p" else "", getattr(point, name)) != getattr(point, name)
+        value_of.setdefault(point.schedule if name == "p2p" else "", getattr(point, name)) != getattr(point, name)
         for point in points
     )
 
@@ -291,14 +291,14 @@ def sweep_bars_figure(sweep: Sweep) -> Figure:
     return bars_figure(bars_of(sweep), heads, None if sweep.today is None else sweep.today.step_ns, named=several)
 
 
-def trouble_lines(found: Sweep) -> list[str]:
+def trouble_lines(swept: Sweep) -> list[str]:
     """What could not be replayed or does not fit, and why: each once."""
     lines = []
-    refused = Counter((p.schedule, p.reason) for p in found.points if p.step_ns is None)
+    refused = Counter((p.schedule, p.reason) for p in swept.points if p.step_ns is None)
     for (schedule, reason), count in refused.items():
         lines.append(f"  {schedule}: {format_count(count, 'point')} not replayed: {reason}")
     over: dict[str, list[SweepPoint]] = {}
-    for point in found.points:
+    for point in swept.points:
         if point.step_ns is not None and point.feasible is False:
             over.setdefault(point.schedule, []).append(point)
     for schedule, points in over.items():
@@ -308,9 +308,9 @@ def trouble_lines(found: Sweep) -> list[str]:
     return lines
 
 
-def trouble_counted(found: Sweep) -> list[str]:
+def trouble_counted(swept: Sweep) -> list[str]:
     """The same in one line."""
-    lost = sum(point.step_ns is None or point.feasible is False for point in found.points)
+    lost = sum(point.step_ns is None or point.feasible is False for point in swept.points)
     return [f"  {format_count(lost, 'point')} not replayed or over the HBM limit: -v says why"] if lost else []
 
 
@@ -322,37 +322,37 @@ def map_of(dcs: Sequence[str]) -> str:
     return ",".join(format_ranges(of_dc).replace(", ", "+") for of_dc in ranks.values())
 
 
-def best_sentences(found: Sweep, most: int | None = None) -> list[str]:
+def best_sentences(swept: Sweep, most: int | None = None) -> list[str]:
     """What to run in each named scenario; else what is best in how many, and where more bandwidth stops paying.
 
     Args:
-        found: The sweep.
+        swept: The sweep.
         most: As ``sentences`` takes it.
     """
-    if found.decision is not None:
-        return sentences(found.decision, most)
-    count = Counter(each.point.schedule for each in found.best if each.point is not None)
+    if swept.decision is not None:
+        return sentences(swept.decision, most)
+    count = Counter(each.point.schedule for each in swept.best if each.point is not None)
     if not count:
-        return [f"In every scenario {nothing_fits(unchecked(found.points))}."]
-    often = ", ".join(_over(found, name) for name, _ in count.most_common())
-    best = f"Best of {format_count(len(found.best), 'scenario')}: {often}"
-    knees = [knee for knee in found.knees if knee.bandwidth_bytes_per_s and count[knee.schedule]]
+        return [f"In every scenario {nothing_fits(unchecked(swept.points))}."]
+    often = ", ".join(_over(swept, name) for name, _ in count.most_common())
+    best = f"Best of {format_count(len(swept.best), 'scenario')}: {often}"
+    knees = [knee for knee in swept.knees if knee.bandwidth_bytes_per_s and count[knee.schedule]]
     if not knees:
         return [f"{best}."]
     far = max(knees, key=lambda knee: (count[knee.schedule], knee.at_latency_ns or 0))
     return [f"{best}; for {pays_text(far.schedule, far.bandwidth_bytes_per_s or 0, far.at_latency_ns or 0)}."]
 
 
-def _over(found: Sweep, name: str) -> str:
+def _over(swept: Sweep, name: str) -> str:
     """In how many scenarios a schedule is best, its steps there, and what they differ by from the recorded order's."""
-    there = [each for each in found.best if each.point is not None and each.point.schedule == name]
+    there = [each for each in swept.best if each.point is not None and each.point.schedule == name]
     steps = [each.point.step_ns or 0 for each in there if each.point is not None]
     least, most = (format_duration(of(steps)) for of in (min, max))
-    told = f"{name} in {len(there):,} ({least}{'' if least == most else f' to {most}'} a step"
+    sentence = f"{name} in {len(there):,} ({least}{'' if least == most else f' to {most}'} a step"
     now = next((each.now.schedule for each in there if each.now is not None), None)
     changes = [each.change_ratio for each in there if each.change_ratio is not None]
     if now is None or now == name or not changes:
-        return f"{told})"
+        return f"{sentence})"
     low, high = (f"{of(changes):+.1%}" for of in (max, min))
     base = "the recorded order" if now == OBSERVED else now
-    return f"{told}, {low}{'' if low == high else f' to {high}'} against {base})"
+    return f"{sentence}, {low}{'' if low == high else f' to {high}'} against {base})"

@@ -173,19 +173,19 @@ def sweep_map_figure(sweep: Sweep, width_in: float = WIDTH_IN) -> Figure:
         )
     facets = facets_of(sweep.points)
     maps = [(facet, cells_of(facet, sweep.best)) for facet in facets[:MOST_FACETS]]
-    found = [cell for _, cells in maps for cell in cells.values()]
-    if all(cell.label is None and not cell.is_unfit for cell in found):
+    every_cell = [cell for _, cells in maps for cell in cells.values()]
+    if all(cell.label is None and not cell.is_unfit for cell in every_cell):
         raise ScenarioError("nothing of this sweep could be replayed: there is nothing to draw.")
-    order = list(dict.fromkeys(cell.label for cell in found if cell.label is not None))
+    order = list(dict.fromkeys(cell.label for cell in every_cell if cell.label is not None))
     knees = [_knee_places(facet, cells, sweep.knees, bandwidths, latencies) for facet, cells in maps]
     columns = 1 if len(maps) == 1 or width_in < 7 else 2
     rows = ceil(len(maps) / columns)
     cell_in = _cell_size(len(bandwidths), len(latencies), max(3.5, width_in) / columns - _LEFT_IN - _RIGHT_IN)
     axes_in = cell_in[0] * len(bandwidths), cell_in[1] * len(latencies)
     width = columns * (_LEFT_IN + axes_in[0] + _RIGHT_IN)
-    marks = _marks(order, found, has_knees=any(knees))
+    marks = _marks(order, every_cell, has_knees=any(knees))
     abreast = legend_columns([str(mark.get_label()) for mark in marks], (width - 0.3) * PT)
-    heads = wrapped(_heads(sweep, len(facets), found, cell_in), (width - 0.3) * PT, 8)
+    heads = wrapped(_heads(sweep, len(facets), every_cell, cell_in), (width - 0.3) * PT, 8)
     top_in = _TITLE_IN + _LINE_IN * len(heads)
     head_in = _HEAD_IN if any(facet.title for facet, _ in maps) else 0.12
     height = top_in + rows * (head_in + axes_in[1] + _FOOT_IN) + _ROW_IN * ceil(len(marks) / abreast) + 0.12
@@ -207,7 +207,7 @@ def sweep_map_figure(sweep: Sweep, width_in: float = WIDTH_IN) -> Figure:
         _axes(axes, bandwidths, latencies, cell_in)
         places = {(b, a): (bandwidths.index(b), latencies.index(a)) for b, a in cells}
         _fill(axes, cells, order, places, cell_in)
-        _numbers(axes, cells, order, places, _kept(found, cell_in))
+        _numbers(axes, cells, order, places, _kept(every_cell, cell_in))
         axes.plot(*zip(*knees[number], strict=True), **_KNEE) if knees[number] else None
     legend(figure, marks, abreast, x=0.5, y_in=0.08, loc="lower center")
     return figure
@@ -218,13 +218,13 @@ def _cell_size(wide: int, tall: int, axes_in: float) -> tuple[float, float]:
     return max(min(4.2, axes_in) / wide, min(0.72, axes_in / wide)), max(1.8 / tall, min(0.42, 5.0 / tall))
 
 
-def _heads(sweep: Sweep, facets: int, found: Sequence[MapCell], cell_in: tuple[float, float]) -> list[str]:
+def _heads(sweep: Sweep, facets: int, cells: Sequence[MapCell], cell_in: tuple[float, float]) -> list[str]:
     said = common_settings(sweep.points)
-    first, size = _kept(found, cell_in)
+    first, size = _kept(cells, cell_in)
     recorded = next((each.now.schedule for each in sweep.best if each.now is not None), REFERENCE)
     against = f"change against {recorded} over the same link"
-    has_base = any(cell.gain_ratio is not None for cell in found)
-    errors = [cell.error_ratio for cell in found if cell.error_ratio is not None]
+    has_base = any(cell.gain_ratio is not None for cell in cells)
+    errors = [cell.error_ratio for cell in cells if cell.error_ratio is not None]
     if size is None:
         said.append("lines: equal step")
         said += [f"errors up to ±{format_error(max(errors))}"] if errors else []
@@ -233,7 +233,7 @@ def _heads(sweep: Sweep, facets: int, found: Sequence[MapCell], cell_in: tuple[f
     else:
         error = " ± its error" if errors else ""
         said.append(f"in each cell: step{error}" + (f", and its {against}" if has_base else ""))
-    if any(cell.is_unproven for cell in found):
+    if any(cell.is_unproven for cell in cells):
         said.append(f"{UNPROVEN_MARK}: unproven, {UNPROVEN_TEXT}")
     return [*said, *left_undone(sweep, facets)]
 
@@ -295,8 +295,8 @@ def _fill(axes: Axes, cells: Cells, order: Sequence[str], places: Places, cell_i
             x, y = places[link]
             boxes.setdefault(cell.label, []).append((x, x + 1, y, y + 1))
     edge_pt = min(0.6, 0.03 * min(cell_in) * PT)
-    for label, group in sorted(boxes.items(), key=lambda found: str(found[0])):
-        face, line, hatch = _look(label, order)
+    for label, group in sorted(boxes.items(), key=lambda labelled: str(labelled[0])):
+        face, line, hatch = _fill_style(label, order)
         drawn = draw_boxes(axes, group, zorder=1, facecolor=face, edgecolor=line, linewidth=0)
         drawn.set_hatch(hatch)
         draw_boxes(axes, group, zorder=1.5, facecolor="none", edgecolor="white", linewidth=edge_pt)
@@ -308,7 +308,7 @@ def _fill(axes: Axes, cells: Cells, order: Sequence[str], places: Places, cell_i
         axes.add_patch(Polygon(corner, facecolor="white", edgecolor="black", linewidth=0.3, zorder=2))
 
 
-def _look(label: str | None, order: Sequence[str]) -> tuple[str, str, str]:
+def _fill_style(label: str | None, order: Sequence[str]) -> tuple[str, str, str]:
     """Face, colour of the hatch, and hatch."""
     if label is None:
         return _BLANK, "#8A8A8A", "xxx"
@@ -325,7 +325,7 @@ def _numbers(axes: Axes, cells: Cells, order: Sequence[str], places: Places, kep
     for link, cell in cells.items():
         if cell.label is not None:
             x, y = places[link]
-            colour = "white" if is_dark(_look(cell.label, order)[0]) else "black"
+            colour = "white" if is_dark(_fill_style(cell.label, order)[0]) else "black"
             text = "\n".join(_lines(cell)[first:])
             look: dict[str, Any] = {"ha": "center", "va": "center", "linespacing": 1.1, "zorder": 3, "color": colour}
             axes.text(x + 0.5, y + 0.5, text, fontsize=size, **look)
@@ -350,9 +350,9 @@ def _contours(axes: Axes, cells: Cells, places: Places) -> None:
             text.set_bbox({"facecolor": "white", "edgecolor": "none", "pad": 0.8, "alpha": 0.8})
 
 
-def _kept(found: Sequence[MapCell], cell_in: tuple[float, float]) -> tuple[int, float | None]:
+def _kept(cells: Sequence[MapCell], cell_in: tuple[float, float]) -> tuple[int, float | None]:
     """From which line on cells show their text, and in what size; None if none fits."""
-    texts = [_lines(cell) for cell in found if cell.label is not None]
+    texts = [_lines(cell) for cell in cells if cell.label is not None]
     for first in (0, -1):
         shown = [lines[first:] for lines in texts]
         size = next((size for size in _TEXT_PT if _fits(shown, size, cell_in)), None)
@@ -377,22 +377,22 @@ def _fits(texts: Iterable[tuple[str, ...]], size: float, cell_in: tuple[float, f
     return wide + _CORNER_PT + 3 <= cell_in[0] * PT and tall + 2 <= cell_in[1] * PT
 
 
-def _marks(order: Sequence[str], found: Sequence[MapCell], *, has_knees: bool) -> list[Artist]:
+def _marks(order: Sequence[str], cells: Sequence[MapCell], *, has_knees: bool) -> list[Artist]:
     from matplotlib.lines import Line2D
     from matplotlib.patches import Patch
 
-    best = {cell.label for cell in found}
+    best = {cell.label for cell in cells}
     marks: list[Artist] = []
     for label in (label for label in order if label in best):
-        face, line, hatch = _look(label, order)
+        face, line, hatch = _fill_style(label, order)
         marks.append(Patch(facecolor=face, edgecolor=line, hatch=hatch, linewidth=0, label=label))
     if has_knees:
         marks.append(Line2D([], [], label=KNEE_TEXT, **_KNEE))
-    if any(cell.is_limited for cell in found):
+    if any(cell.is_limited for cell in cells):
         look: dict[str, Any] = {"linestyle": "none", "markerfacecolor": "white", "markeredgecolor": "black"}
         text = "corner: a faster one does not fit the HBM limit"
         marks.append(Line2D([], [], marker=[(-1, 1), (1, 1), (1, -1), (-1, 1)], markersize=6, label=text, **look))
-    if any(cell.is_unfit for cell in found):
-        face, line, hatch = _look(None, order)
+    if any(cell.is_unfit for cell in cells):
+        face, line, hatch = _fill_style(None, order)
         marks.append(Patch(facecolor=face, edgecolor=line, hatch=hatch, linewidth=0, label="where no schedule fits"))
     return marks

@@ -100,7 +100,7 @@ class SweepInfo(Head, kw_only=True):
     notes: Annotated[list[str], doc("What was inferred, is missing or not modelled.")]
 
 
-def sweep_info(found: Sweep, facts: RunFacts, price: Price | None) -> SweepInfo:
+def sweep_info(swept: Sweep, facts: RunFacts, price: Price | None) -> SweepInfo:
     """The sweep as the structs of the schema."""
     return as_struct(
         SweepInfo,
@@ -108,15 +108,15 @@ def sweep_info(found: Sweep, facts: RunFacts, price: Price | None) -> SweepInfo:
         run=facts.name,
         price_per_gbit=None if price is None else price.per_gbit,
         currency=None if price is None else price.currency,
-        headline=None if found.decision is None else " ".join(sentences(found.decision)),
-        best=[_best(each) for each in found.best],
-        points=[_point(point) for point in found.points],
-        knees=[as_struct(KneeInfo, knee) for knee in found.knees],
+        headline=None if swept.decision is None else " ".join(sentences(swept.decision)),
+        best=[_best(each) for each in swept.best],
+        points=[_point(point) for point in swept.points],
+        knees=[as_struct(KneeInfo, knee) for knee in swept.knees],
         layers=[
             as_struct(SweptLayersInfo, each.point, each.gain, gain_error_ratio=each.gain.error_ratio)
-            for each in found.layers
+            for each in swept.layers
         ],
-        notes=list(map(str, found.notes)),
+        notes=list(map(str, swept.notes)),
     )
 
 
@@ -124,45 +124,45 @@ def _point(point: SweepPoint) -> SweepPointInfo:
     return as_struct(SweepPointInfo, point, evidence=None if point.step_ns is None else point.evidence)
 
 
-def _best(found: Best) -> SweptBestInfo:
+def _best(best: Best) -> SweptBestInfo:
     def short(point: SweepPoint) -> SweptScheduleInfo:
-        step_ns, now_ns = point.step_ns or 0, None if found.now is None else found.now.step_ns
+        step_ns, now_ns = point.step_ns or 0, None if best.now is None else best.now.step_ns
         return as_struct(
             SweptScheduleInfo, point, step_ns=step_ns, change_ratio=None if not now_ns else step_ns / now_ns - 1
         )
 
     return as_struct(
         SweptBestInfo,
-        found.among,
-        found,
+        best.among,
+        best,
         **dict.fromkeys(SweptScheduleInfo.__struct_fields__) | {"rests_on": []}
-        if found.point is None
-        else msgspec.structs.asdict(short(found.point)),
-        now=None if found.now is None else short(found.now),
-        as_good=[short(point) for point in found.as_good],
-        unproven=[short(point) for point in found.unproven],
+        if best.point is None
+        else msgspec.structs.asdict(short(best.point)),
+        now=None if best.now is None else short(best.now),
+        as_good=[short(point) for point in best.as_good],
+        unproven=[short(point) for point in best.unproven],
     )
 
 
-def render_json(found: Sweep, facts: RunFacts, price: Price | None) -> bytes:
+def render_json(swept: Sweep, facts: RunFacts, price: Price | None) -> bytes:
     """Indented JSON, with a final newline."""
-    return as_json(sweep_info(found, facts, price))
+    return as_json(sweep_info(swept, facts, price))
 
 
-def render_parquet(found: Sweep, *_unused: object) -> bytes:
+def render_parquet(swept: Sweep, *_unused: object) -> bytes:
     """The points as a Parquet file."""
     import pyarrow.parquet as pq
 
     file = BytesIO()
-    pq.write_table(found.table(), file, compression="zstd")
+    pq.write_table(swept.table(), file, compression="zstd")
     return file.getvalue()
 
 
-def render_csv(found: Sweep, *_unused: object) -> bytes:
+def render_csv(swept: Sweep, *_unused: object) -> bytes:
     """The points as CSV; lists are separated by spaces."""
     import polars as pl
     import polars.selectors as cs
 
     lists = cs.list().list.eval(pl.element().cast(pl.String)).list.join(" ")
-    frame = pl.DataFrame(pl.from_arrow(found.table()))
+    frame = pl.DataFrame(pl.from_arrow(swept.table()))
     return frame.with_columns(lists).write_csv().encode()

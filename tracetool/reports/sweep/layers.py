@@ -15,9 +15,9 @@ if TYPE_CHECKING:
     from tracetool.whatif.layers import LayersGain
 
 
-def layers_sentences(found: Sweep) -> list[str]:
+def layers_sentences(swept: Sweep) -> list[str]:
     """Where overlap inside layers pays, in a sentence; none where no ways were swept."""
-    ways = _by_way(found)
+    ways = _by_way(swept)
     if not ways:
         return []
     paying = {way: sure for way, gains in ways.items() if (sure := [gain for gain in gains if gain.pays])}
@@ -25,11 +25,11 @@ def layers_sentences(found: Sweep) -> list[str]:
         is_open = any(gain.pays is None for gains in ways.values() for gain in gains)
         said = "is open everywhere or does not pay" if is_open else "pays nowhere"
         return [f"Overlap inside layers {said}: {', '.join(ways)}."]
-    told = [f"by {way}{_over(sure, ways[way])} ({_gains(sure)})" for way, sure in paying.items()]
-    return [f"Overlap inside layers pays {', '.join(told)}."]
+    sentences = [f"by {way}{_over(sure, ways[way])} ({_gains(sure)})" for way, sure in paying.items()]
+    return [f"Overlap inside layers pays {', '.join(sentences)}."]
 
 
-def layers_table(found: Sweep) -> list[str]:
+def layers_table(swept: Sweep) -> list[str]:
     """A row for each way: in how many scenarios it pays, does not, or may; and how much shorter steps are."""
     rows = [
         {
@@ -39,14 +39,14 @@ def layers_table(found: Sweep) -> list[str]:
             "open": str(sum(gain.pays is None for gain in gains)),
             "gain": _gains(gains),
         }
-        for way, gains in _by_way(found).items()
+        for way, gains in _by_way(swept).items()
     ]
     return [*fitted_table(rows, ()), ""] if rows else []
 
 
-def _by_way(found: Sweep) -> dict[str, list[LayersGain]]:
+def _by_way(swept: Sweep) -> dict[str, list[LayersGain]]:
     ways: dict[str, list[LayersGain]] = {}
-    for each in found.layers:
+    for each in swept.layers:
         ways.setdefault(each.gain.way, []).append(each.gain)
     return ways
 

@@ -203,8 +203,8 @@ def _cut(facet: Facet, held: str, at: int | None) -> tuple[Series, ...]:
 def _left_out(sweep: Sweep) -> set[str]:
     """Of more schedules than there are colours, those that are nowhere best, nor may be, nor are recorded."""
     names = {point.schedule for point in sweep.points}
-    told = {p.schedule for each in sweep.best for p in (each.point, each.now, *each.unproven[:1]) if p is not None}
-    return names - told if len(names) > len(SERIES) and told & names else set()
+    named = {p.schedule for each in sweep.best for p in (each.point, each.now, *each.unproven[:1]) if p is not None}
+    return names - named if len(names) > len(SERIES) and named & names else set()
 
 
 def _heads(sweep: Sweep, facets: int, left_out: set[str]) -> list[str]:

@@ -42,13 +42,13 @@ _ALL_RANKS = 8
 
 
 def render_text(
-    found: Sweep, facts: RunFacts, price: Price | None, *,
+    swept: Sweep, facts: RunFacts, price: Price | None, *,
     verbose: bool = True, kept: str = "-o sweep.parquet", after: str | None = None,
 ) -> bytes:  # fmt: skip
     """Tables of 80 columns at most: what to run per scenario, knees, the Pareto front; what did not fit and why.
 
     Args:
-        found: The sweep.
+        swept: The sweep.
         facts: About the Run and the call.
         price: What links cost, if that was said.
         verbose: Everything; else one screen.
@@ -56,51 +56,55 @@ def render_text(
         after: What to run next, where that is known.
     """
     if verbose:
-        told = [*layers_sentences(found), *best_sentences(found)]
-        lines = [*wrapped(told, table_width()), "", facts.name, *_summary(found), ""]
-        lines += [*_best(found, _ROWS, kept), *_knees(found, verbose=True), *layers_table(found)]
-        lines += [*(_pareto(found, price, _ROWS, kept) if price else []), *wrapped(trouble_lines(found))]
-        notes = wrapped([*map(Note, found.notes)])
+        sentences = [*layers_sentences(swept), *best_sentences(swept)]
+        lines = [*wrapped(sentences, table_width()), "", facts.name, *_summary(swept), ""]
+        lines += [*_best(swept, _ROWS, kept), *_knees(swept, verbose=True), *layers_table(swept)]
+        lines += [*(_pareto(swept, price, _ROWS, kept) if price else []), *wrapped(trouble_lines(swept))]
+        notes = wrapped([*map(Note, swept.notes)])
     else:
-        lines = first_fitting(_screens(found, price, kept), None, after)
-        notes = first_notes(found.notes, None, lines, after)
+        lines = first_fitting(_screens(swept, price, kept), None, after)
+        notes = first_notes(swept.notes, None, lines, after)
     return ("\n".join([*lines, *notes]).rstrip() + "\n").encode()
 
 
-def _screens(found: Sweep, price: Price | None, kept: str) -> Iterator[list[str]]:
+def _screens(swept: Sweep, price: Price | None, kept: str) -> Iterator[list[str]]:
     """The answer with less and less of what stands below its sentences: with prices the front is the table.
 
     The sentences say where more bandwidth stops paying, so that table goes first.
     """
-    layers, every = layers_sentences(found), best_sentences(found)
-    told = [*wrapped([*layers, *every], table_width()), ""]
-    points = [_summary(found)[0], ""]
-    trouble, counted = wrapped(trouble_lines(found)), wrapped(trouble_counted(found))
-    priced = price if any(point.is_pareto for point in found.points) else None
+    layers, every = layers_sentences(swept), best_sentences(swept)
+    lines = [*wrapped([*layers, *every], table_width()), ""]
+    points = [_summary(swept)[0], ""]
+    trouble, counted = wrapped(trouble_lines(swept)), wrapped(trouble_counted(swept))
+    priced = price if any(point.is_pareto for point in swept.points) else None
 
     def rows(most: int) -> list[str]:
-        return _best(found, most, kept) if priced is None else _pareto(found, priced, most, kept)
+        return _best(swept, most, kept) if priced is None else _pareto(swept, priced, most, kept)
 
     if priced is None:
-        yield [*told, *points, *rows(_SCREEN_ROWS), *_knees(found, verbose=False), *layers_table(found), *trouble]
+        yield [*lines, *points, *rows(_SCREEN_ROWS), *_knees(swept, verbose=False), *layers_table(swept), *trouble]
     if layers:
-        yield from ([*told, *points, *rows(most), *layers_table(found), *counted] for most in (_SCREEN_ROWS, 2, 1))
+        yield from ([*lines, *points, *rows(most), *layers_table(swept), *counted] for most in (_SCREEN_ROWS, 2, 1))
     for most in range(_SCREEN_ROWS, 0, -1):
         table = rows(most)
-        yield from ([*told, *points, *table, *trouble], [*told, *points, *table, *counted], [*told, *table, *counted])
+        yield from (
+            [*lines, *points, *table, *trouble],
+            [*lines, *points, *table, *counted],
+            [*lines, *table, *counted],
+        )
     for most in range(len(every), 0, -1):
-        yield [*wrapped([*layers, *best_sentences(found, most)], table_width()), "", *rows(1), *counted]
+        yield [*wrapped([*layers, *best_sentences(swept, most)], table_width()), "", *rows(1), *counted]
 
 
-def _summary(found: Sweep) -> list[str]:
-    points = found.points
+def _summary(swept: Sweep) -> list[str]:
+    points = swept.points
     states = [f"{number:,} {state}" for state, number in Counter(map(_state, points)).items()]
     names = dict.fromkeys(point.schedule for point in points)
     lines = [f"{format_count(len(points), 'point')}: {', '.join(states)}", f"schedules tried: {', '.join(names)}"]
     for axis in AXES:
-        told = [v for v in dict.fromkeys(getattr(point, axis.name) for point in points) if v not in (None, ())]
-        if told:
-            texts = [value if isinstance(value, str) else axis_value(axis.name, value) for value in told]
+        values = [v for v in dict.fromkeys(getattr(point, axis.name) for point in points) if v not in (None, ())]
+        if values:
+            texts = [value if isinstance(value, str) else axis_value(axis.name, value) for value in values]
             are_few = len(texts) <= _LISTED
             listed = ("; " if axis.name == "dcs" else ", ").join(texts) if are_few else f"{texts[0]} to {texts[-1]}"
             many = "" if are_few else f" ({len(texts)} values)"
@@ -135,19 +139,19 @@ _MOST_AXES = 3
 _EXPENDABLE = ("bubble", "needs\nGiB", f"maybe\n{UNPROVEN_MARK}", "per m\nms")
 
 
-def _best(found: Sweep, most: int, kept: str) -> list[str]:
+def _best(swept: Sweep, most: int, kept: str) -> list[str]:
     """Few points each in its row, best first in each scenario; of many the best of each scenario."""
-    usable = found.best_first()
+    usable = swept.best_first()
     if not usable:
         return ["  No point fits.", ""]
-    axes = varying(found.points, AXES)
+    axes = varying(swept.points, AXES)
     # A scenario's name says the rest, if there is no room for it.
     expendable = [*_EXPENDABLE, *_said_by_the_name(axes)]
-    cells = _Results(found, axes)
-    winners = {key_of(each.among, axes): each for each in found.best if each.point is not None}
-    if len(found.points) <= most or len(found.best) == 1:
-        turns = {key: turn for turn, key in enumerate(dict.fromkeys(key_of(point, axes) for point in found.points))}
-        listed = [*(each.point for each in winners.values() if each.point not in found.points), *usable]
+    cells = _Results(swept, axes)
+    winners = {key_of(each.among, axes): each for each in swept.best if each.point is not None}
+    if len(swept.points) <= most or len(swept.best) == 1:
+        turns = {key: turn for turn, key in enumerate(dict.fromkeys(key_of(point, axes) for point in swept.points))}
+        listed = [*(each.point for each in winners.values() if each.point not in swept.points), *usable]
         best = {id(each.point) for each in winners.values()}
         rows = sorted(
             (point for point in listed if point is not None),
@@ -156,17 +160,17 @@ def _best(found: Sweep, most: int, kept: str) -> list[str]:
         listed_rows = [{"best first": cells.name(p)} | cells_along(p, axes) | cells.of(p) for p in rows[:most]]
         hidden = [f"  ... {format_count(len(rows) - most, 'point')} more: -v"] if len(rows) > most else []
         return [*fitted_table(listed_rows, expendable), *hidden, ""]
-    keys = [key for key in dict.fromkeys(key_of(point, axes) for point in found.points) if key in winners]
+    keys = [key for key in dict.fromkeys(key_of(point, axes) for point in swept.points) if key in winners]
     shown = shown_keys(keys, most)
-    told = [winners[key] for key in keys if key in shown]
-    more = len(keys) - len(told)
+    winners_shown = [winners[key] for key in keys if key in shown]
+    more = len(keys) - len(winners_shown)
     after = [f"  ... {format_count(more, 'scenario')} more: {kept} has all", ""] if more else [""]
     rows_of = [
         {"best schedule": cells.name(each.point)}
         | cells_along(each.point, axes)
         | cells.of(each.point)
         | {f"maybe\n{UNPROVEN_MARK}": cells.name(each.unproven[0]) if each.unproven else ""}
-        for each in told
+        for each in winners_shown
         if each.point is not None
     ]
     return [*fitted_table(rows_of, expendable), *after]
@@ -181,13 +185,13 @@ def _said_by_the_name(axes: Sequence[PointAxis]) -> list[str]:
 class _Results:
     """Cells of what a point takes, beside the recorded order in the same scenario."""
 
-    def __init__(self, found: Sweep, axes: Sequence[PointAxis]) -> None:
+    def __init__(self, swept: Sweep, axes: Sequence[PointAxis]) -> None:
         self._axes = axes
-        self._base = {key_of(each.among, axes): each.now for each in found.best}
-        names = [each.now.schedule for each in found.best if each.now is not None]
-        self._first = names[0] if names else found.points[0].schedule
-        self._several = len({p.microbatches for p in found.points}) > 1
-        self._modes = {p.schedule: {q.p2p for q in found.points if q.schedule == p.schedule} for p in found.points}
+        self._base = {key_of(each.among, axes): each.now for each in swept.best}
+        names = [each.now.schedule for each in swept.best if each.now is not None]
+        self._first = names[0] if names else swept.points[0].schedule
+        self._several = len({p.microbatches for p in swept.points}) > 1
+        self._modes = {p.schedule: {q.p2p for q in swept.points if q.schedule == p.schedule} for p in swept.points}
 
     def name(self, point: SweepPoint) -> str:
         """Name of its schedule, with how transfers are issued where that differs."""
@@ -234,17 +238,17 @@ def _forwards(extra: Sequence[int]) -> str:
     return ",".join(map(str, extra)) if len(extra) <= _ALL_RANKS else "/".join(map(str, dict.fromkeys(extra)))
 
 
-def _knees(found: Sweep, *, verbose: bool) -> list[str]:
+def _knees(swept: Sweep, *, verbose: bool) -> list[str]:
     """Of each schedule; rows that differ in the memory limit alone are one."""
-    if not found.knees:
+    if not swept.knees:
         return []
     axes = [
-        *varying(found.knees, [axis for axis in AXES if axis.name not in FIGURES]),
+        *varying(swept.knees, [axis for axis in AXES if axis.name not in FIGURES]),
         PointAxis("at_latency_ns", "latency", "at", "ms"),
     ]
-    names_of = _RowNames(found.knees, axes)
+    names_of = _RowNames(swept.knees, axes)
     rows: dict[tuple[object, ...], tuple[Knee, bool]] = {}
-    for knee in found.knees:
+    for knee in swept.knees:
         figures = knee.bandwidth_bytes_per_s, knee.hidden_latency_ns, knee.hbm_bytes_per_hidden_ms
         same = (_name(knee), knee.p2p, *key_of(knee, (a for a in axes if a.name != "hbm_bytes")), figures)
         rows[same] = (rows[same][0], True) if same in rows else (knee, False)
@@ -265,9 +269,9 @@ def _knees(found: Sweep, *, verbose: bool) -> list[str]:
     )
     more = len(rows) - len(cells)
     remarks = names_of.remarks([knee for knee, _ in rows.values()])
-    told = [f"... {format_count(more, 'row')} more: {Option.JSON} has all"] if more else []
-    told += [explained, *remarks[:_REMARKS]] if verbose else []
-    return [*fitted_table(cells, ()), *wrapped([f"  {line}" for line in told]), ""]
+    lines = [f"... {format_count(more, 'row')} more: {Option.JSON} has all"] if more else []
+    lines += [explained, *remarks[:_REMARKS]] if verbose else []
+    return [*fitted_table(cells, ()), *wrapped([f"  {line}" for line in lines]), ""]
 
 
 _REMARKS = 4
@@ -299,9 +303,9 @@ class _RowNames:
             named = [
                 self.name(k) + ("" if counts[self.name(k)] == of_name[self.name(k)] else self._rest(k)) for k in rows
             ]
-            told = [*dict.fromkeys(named)]
-            more = f" and {format_count(len(told) - _LISTED, 'row')} more" if len(told) > _LISTED else ""
-            lines.append(f"{', '.join(told[:_LISTED])}{more}: {remark}")
+            names = [*dict.fromkeys(named)]
+            more = f" and {format_count(len(names) - _LISTED, 'row')} more" if len(names) > _LISTED else ""
+            lines.append(f"{', '.join(names[:_LISTED])}{more}: {remark}")
         return lines
 
     def _rest(self, knee: Knee) -> str:
@@ -320,10 +324,10 @@ def _bends(knee: Knee) -> Cells:
     }
 
 
-def _pareto(found: Sweep, price: Price, most: int, kept: str) -> list[str]:
-    axes = [a for a in varying(found.points, AXES) if a.name != "hbm_bytes"]
-    cells = _Results(found, varying(found.points, AXES))
-    front = [point for point in found.points if point.is_pareto]
+def _pareto(swept: Sweep, price: Price, most: int, kept: str) -> list[str]:
+    axes = [a for a in varying(swept.points, AXES) if a.name != "hbm_bytes"]
+    cells = _Results(swept, varying(swept.points, AXES))
+    front = [point for point in swept.points if point.is_pareto]
     front.sort(key=lambda p: (p.latency_ns or 0, p.link_cost or 0, p.step_ns_per_microbatch or 0, p.needed_bytes or 0))
     # A limit that is higher than needed changes nothing.
     unique = list({(cells.name(p), p.link_cost, p.needed_bytes, p.step_ns, key_of(p, axes)): p for p in front}.values())
@@ -340,6 +344,6 @@ def _pareto(found: Sweep, price: Price, most: int, kept: str) -> list[str]:
         f"Pareto front of link cost ({price.per_gbit:g} {price.currency} per Gbit/s), memory and step per microbatch, "
         "for each map of DCs and latency."
     )
-    told = [*([f"... {format_count(more, 'point')} more: {kept} has all"] if more else []), about]
+    remarks = [*([f"... {format_count(more, 'point')} more: {kept} has all"] if more else []), about]
     lines = fitted_table(rows, ("bubble", "per m\nms", *_said_by_the_name(axes))) if rows else []
-    return [*lines, *wrapped([f"  {line}" for line in told]), ""]
+    return [*lines, *wrapped([f"  {line}" for line in remarks]), ""]
