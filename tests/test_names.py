@@ -10,12 +10,15 @@ from typing import TYPE_CHECKING
 import pytest
 from helpers.recorded import ROOT
 
+from tracetool.tables.results import FIELDS
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
 PRODUCT = ROOT / "tracetool"
-ROOMS = ("readers", "reconstruction", "ingestion", "tables", "model", "costs", "causes", "reports")
+LEFT = ("cli", "estimates", "explore", "stragglers")
+ROOMS = sorted({path.relative_to(PRODUCT).parts[0] for path in PRODUCT.glob("*/*.py")} - {*LEFT})
 VAGUE = {"found", "told", "seen"}
 """What a value went through, but not what it holds."""
 PROSE = ("look", "tell", "told", "found", "seen", "distrust")
@@ -66,6 +69,6 @@ def test_functions_are_named_by_the_fields_verbs(room: str) -> None:
     prose = [
         f"{where} {node.name}"
         for where, node in _nodes(room)
-        if isinstance(node, ast.FunctionDef) and node.name.strip("_").split("_")[0] in PROSE
+        if isinstance(node, ast.FunctionDef) and node.name.strip("_").split("_")[0] in PROSE and node.name not in FIELDS
     ]
     assert prose == []

@@ -132,7 +132,7 @@ def test_the_recording_is_explained_as_it_was_recorded() -> None:
     ops = tuple(replace(op, start_ns=op.start_ns + late) if op.end_ns == end else op for op in measured.observed.ops)
     seen = replace(measured, observed=replace(measured.observed, ops=ops))
     explained = explain(seen)
-    assert explained.seen
+    assert explained.is_recorded
     assert explained.metrics.window_ns == 3 * (F + B) + late
     host = next(cause for cause in explained.causes if cause.cause is Cause.HOST)
     assert host.rank_ns == (late, late)
@@ -147,7 +147,7 @@ def test_the_recording_is_explained_as_it_was_recorded() -> None:
     )
     assert "host 777.0 ns all ranks alike 9.0 us base" in text
     # In a scenario it is a replay, which has no late host.
-    assert not explain(seen, "observed").seen
+    assert not explain(seen, "observed").is_recorded
     assert not any(cause.cause is Cause.HOST for cause in explain(seen, "observed").causes)
 
 

@@ -12,7 +12,7 @@ from helpers.recorded import ROOT, data
 
 from tracetool.overlap.calibration import calibrate
 from tracetool.overlap.measured import read_measured
-from tracetool.overlap.prediction import OverlapComparison, PredictedVariant, call_time, compare, seen_error
+from tracetool.overlap.prediction import OverlapComparison, PredictedVariant, call_time, compare, overlap_error
 from tracetool.overlap.recording import read_recordings
 from tracetool.overlap.variants import side_of
 
@@ -144,7 +144,7 @@ def _judged(done: OverlapComparison, machines: dict[str, Machine]) -> Iterator[t
         assert row.time is not None
         assert base.time is not None
         bound = row.time.is_host_bound
-        kind = seen_error(asked.variant, asked.layer, machines[asked.transport], host_bound=bound)
+        kind = overlap_error(asked.variant, asked.layer, machines[asked.transport], host_bound=bound)
         change = row.time.call_ns / base.time.call_ns / (asked.measured_ms / base.measured.measured_ms) - 1
         yield kind, abs(row.error_ratio or 0.0), None if row is base else abs(change)
 

@@ -85,7 +85,7 @@ def test_explain_tells_of_the_step_with_layers_that_overlap(
     report = json.loads(capsys.readouterr().out)
     found = with_overlap(reconstruct(without_shapes()), with_sequence_parallelism(), "p2p")
     told = explain(found)
-    assert not told.seen  # what was recorded has other layers
+    assert not told.is_recorded  # what was recorded has other layers
     assert told.metrics.step_ns == told.replayed_step_ns
     assert any("in the way of p2p in an action, each by itself: calls of the host" in note for note in report["notes"])
     assert any("beside that with layers as they are" in note for note in report["notes"])

@@ -208,7 +208,7 @@ def test_explanations_and_advice_see_tiers_that_only_collectives_cross() -> None
     found = rebuilt("tp2pp2_1f1b_m8")
     asked = scenario(found, network=two_dcs("pp in hb, tp across dc"))
     told = explain(found, None, asked)
-    assert not told.seen
+    assert not told.is_recorded
     gone = told.tiers["dc"].step_ns
     assert gone is not None
     assert gone < told.metrics.step_ns / 10

@@ -137,14 +137,14 @@ class Advice(Pictured):
 
 
 @checked
-def advise(found: Reconstruction, scenario: Scenario, schedules: str | Sequence[str] | None = None) -> Advice:
+def advise(recording: Reconstruction, scenario: Scenario, schedules: str | Sequence[str] | None = None) -> Advice:
     """Find the best schedule that fits, and what holds it back.
 
     Every schedule is replayed over the links, with transfers as the trace shows them and, if the scenario leaves
     that open, per edge. Recommended is one of the former, by the rule of ``tracetool.whatif.best``.
 
     Args:
-        found: A reconstructed Run.
+        recording: A reconstructed Run.
         scenario: The links, and the memory limit if there is one.
         schedules: Those to choose among, in a list or with commas between them; by default all that need no search.
 
@@ -157,28 +157,28 @@ def advise(found: Reconstruction, scenario: Scenario, schedules: str | Sequence[
         >>> advice.best.label, advice.best.step_ns, advice.binds
         ('geopipe +2,2,0,0', 319617225, 'latency')
     """
-    return _advise(found, [scenario], schedules, Silent())[0]
+    return _advise(recording, [scenario], schedules, Silent())[0]
 
 
 def _advise(
-    found: Reconstruction, scenarios: Sequence[Scenario], schedules: str | Sequence[str] | None, progress: Progress
+    recording: Reconstruction, scenarios: Sequence[Scenario], schedules: str | Sequence[str] | None, progress: Progress
 ) -> list[Advice]:
     """Advice on each of several scenarios that are compared."""
     names = None if schedules is None else parse_names(schedules)
     asked, usual = [], []
-    baseline = recorded_schedule(found.pipeline.observed, scenarios[0].microbatches)
-    is_recorded = recorded_test(found.pipeline)
+    baseline = recorded_schedule(recording.pipeline.observed, scenarios[0].microbatches)
+    is_recorded = recorded_test(recording.pipeline)
     for scenario in scenarios:
-        plans = plans_for(found, scenario, ways(found, scenario, names), baseline=baseline)
+        plans = plans_for(recording, scenario, ways(recording, scenario, names), baseline=baseline)
         progress.advance(1)
         usual.append([plan for plan in plans.plans if plan.way.p2p is None])
         asked.append(plans._replace(plans=tuple(rows_of(plans.plans, baseline, is_recorded))))
     every = choose_each([(plans, baseline) for plans in usual], is_recorded)
-    return [_advised(found, *one, progress) for one in zip(scenarios, asked, usual, every, strict=True)]
+    return [_advised(recording, *one, progress) for one in zip(scenarios, asked, usual, every, strict=True)]
 
 
 def _advised(
-    found: Reconstruction,
+    recording: Reconstruction,
     scenario: Scenario,
     asked: ScenarioPlans,
     usual: Sequence[Plan],
@@ -192,7 +192,7 @@ def _advised(
             missing=(), binds="hbm",
         )  # fmt: skip
     sure = [plan for plan in usual if TIERS.index(plan.evidence) <= TIERS.index(best.evidence)]
-    gains, missing = _gains(found, scenario, best, sure, progress)
+    gains, missing = _gains(recording, scenario, best, sure, progress)
     return Advice(
         asked=asked, scenario=scenario, now=now, best=best, rivals=chosen.as_good, unproven=chosen.unproven,
         other_transfers=_other_transfers(asked.plans, best), gains=gains, missing=missing, binds=_binding(gains),
@@ -216,7 +216,7 @@ class Decided(NamedTuple):
 
 
 def decide(
-    found: Reconstruction,
+    recording: Reconstruction,
     scenario: Scenario,
     offers: str | Sequence[str] = (),
     schedules: str | Sequence[str] | None = None,
@@ -229,7 +229,7 @@ def decide(
     """Find what to run over each of several offers of links, what the others buy, and where more stops paying.
 
     Args:
-        found: A reconstructed Run.
+        recording: A reconstructed Run.
         scenario: The first offer's links, and the memory limit if there is one.
         offers: The others, as in ``100Gbit/s,10ms`` (all links) or ``dc0-dc1=100Gbit/s,10ms``, with what they cost
             behind them where that is known: ``100Gbit/s,10ms=9000EUR/month``.
@@ -270,23 +270,23 @@ def decide(
         asked.append((replace(scenario, topology=replace(scenario.topology, links=every)), total))
     check_fees([price for _, price in asked])
     progress = progress or unasked()
-    more = (more_of_each(found.pipeline, one, memory_known=True) for one, _ in asked if one.topology.is_joined)
+    more = (more_of_each(recording.pipeline, one, memory_known=True) for one, _ in asked if one.topology.is_joined)
     progress.start(sum(1 + len(units) for units in more) + 1)
-    advice = tuple(_advise(found, [one for one, _ in asked], schedules, progress))
+    advice = tuple(_advise(recording, [one for one, _ in asked], schedules, progress))
     made = tuple(each.offer(price, advice[0].best) for each, (_, price) in zip(advice, asked, strict=True))
     answer = advice[0].asked.answer
     decision = Decision(
         today=today_of(answer.pipeline, answer.observed_metrics.step_ns),
         offers=made,
         steps=steps,
-        pays_until=_pays_until(found, advice),
+        pays_until=_pays_until(recording, advice),
     )
     progress.advance(1)
-    layers = (layers_gains(found, each.best, each.scenario, overlaps) for each in advice)
+    layers = (layers_gains(recording, each.best, each.scenario, overlaps) for each in advice)
     return Decided(decision, advice, tuple(layers))
 
 
-def _pays_until(found: Reconstruction, advice: Sequence[Advice]) -> PaysUntil | None:
+def _pays_until(recording: Reconstruction, advice: Sequence[Advice]) -> PaysUntil | None:
     """The knee of the best plan over the widest offer, where all its links are alike and join all DCs."""
     widest = max(
         advice, key=lambda one: min((link.bandwidth_bytes_per_s for link in one.scenario.topology.links), default=0)
@@ -309,23 +309,23 @@ def _pays_until(found: Reconstruction, advice: Sequence[Advice]) -> PaysUntil | 
         latencies_ns=(latency,),
         dcs=(replace(topology, links=()),),
     )
-    knees = sweep(found, grid, progress=Silent()).knees
+    knees = sweep(recording, grid, progress=Silent()).knees
     known = [PaysUntil(k.bandwidth_bytes_per_s, latency, best.schedule) for k in knees if k.bandwidth_bytes_per_s]
     return known[0] if known else None
 
 
 def _other_transfers(plans: Iterable[Plan], best: Plan) -> tuple[Plan, ...]:
     """Plans shorter by more than can be told whose transfers are issued otherwise: the shortest of each schedule."""
-    found: dict[str, Plan] = {}
+    by_name: dict[str, Plan] = {}
     for plan in sorted(plans, key=lambda p: p.step_ns):
         is_shorter = plan.step_ns < best.step_ns and not is_as_good(best, plan)
         if plan.way.p2p is not None and plan.feasible is not False and is_shorter:
-            found.setdefault(plan.schedule, plan)
-    return tuple(found.values())
+            by_name.setdefault(plan.schedule, plan)
+    return tuple(by_name.values())
 
 
 def _gains(
-    found: Reconstruction, scenario: Scenario, best: Plan, sure: Sequence[Plan], progress: Progress
+    recording: Reconstruction, scenario: Scenario, best: Plan, sure: Sequence[Plan], progress: Progress
 ) -> tuple[tuple[Gain, ...], tuple[tuple[str, str], ...]]:
     """What each unit buys: the plan chosen anew with it, or the same plan where that is shorter."""
     gains: list[Gain] = []
@@ -333,15 +333,15 @@ def _gains(
     tried = list(dict.fromkeys(plan.way for plan in sure))
     depth = best.result.extra_forwards
     also = None if depth is None else Deepened(best.way.schedule, depth)
-    now = scenario.microbatches or found.pipeline.observed.shape.microbatches
-    for more in more_of_each(found.pipeline, scenario, memory_known=bool(best.result.feasible)):
-        there = replace(found, pipeline=more.pipeline)
+    now = scenario.microbatches or recording.pipeline.observed.shape.microbatches
+    for more in more_of_each(recording.pipeline, scenario, memory_known=bool(best.result.feasible)):
+        there = replace(recording, pipeline=more.pipeline)
         try:
             asked = plans_for(
                 there,
                 more.scenario,
                 tried,
-                baseline=recorded_schedule(found.pipeline.observed, more.scenario.microbatches),
+                baseline=recorded_schedule(recording.pipeline.observed, more.scenario.microbatches),
                 also=also,
             )
         except ScheduleError as error:
@@ -354,7 +354,7 @@ def _gains(
             # No recording was of faster compute, nor is what it misses of the recorded step an error of replay.
             plans = tuple(replace(plan, result=replace(plan.result, known_error=None)) for plan in plans)
         same = next((p for p in plans if _is_the_same(p, best) and p.feasible is not False), None)
-        anew = _chosen_anew([plan for plan in plans if not plan.is_extra], best, more.resource, found.pipeline)
+        anew = _chosen_anew([plan for plan in plans if not plan.is_extra], best, more.resource, recording.pipeline)
         chosen = min(filter(None, (same, anew)), key=lambda p: p.step_ns, default=None)
         if chosen is None:
             missing.append((more.text, "nothing that is as sure fits"))

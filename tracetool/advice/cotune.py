@@ -50,13 +50,13 @@ class Fixed(NamedTuple):
     sums_found: bool
 
 
-def fixed_parts(found: Reconstruction) -> Fixed:
+def fixed_parts(recording: Reconstruction) -> Fixed:
     """Gaps between kernels, and the sums of weight gradients, of every action of the step."""
     times: dict[Place, int] = {}
-    for row in found.costs:
+    for row in recording.costs:
         times[row.stage, ActionKind(row.kind), row.microbatch] = max(0, row.duration_ns - row.kernel_ns)
     sums_found = False
-    for segments in found.segments.values():
+    for segments in recording.segments.values():
         for segment in segments:
             sums = sum(k.end_ns - k.start_ns for k in segment.kernels if ACCUMULATE_NODE in (k.node_name or ""))
             sums_found = sums_found or sums > 0
@@ -120,7 +120,7 @@ class CoTuning:
     @property
     def measured(self) -> SizesCandidate:
         """The recorded sizes."""
-        return next(found for found in self.candidates if not found.extrapolated)
+        return next(each for each in self.candidates if not each.extrapolated)
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +132,7 @@ class OtherSizes:
 
 
 def co_tune(
-    found: Reconstruction,
+    recording: Reconstruction,
     scenario: Scenario,
     recorded: MicrobatchSize,
     *,
@@ -147,7 +147,7 @@ def co_tune(
     microbatches of more than four times the recorded tokens or less than a quarter are left out.
 
     Args:
-        found: A reconstructed Run.
+        recording: A reconstructed Run.
         scenario: Links and limits.
         recorded: What the recorded microbatches are made of.
         schedule: Which one; by default the first that there is.
@@ -159,13 +159,13 @@ def co_tune(
         ScenarioError: If the hidden size is unknown, or the other recording does not go with this one.
         UnsupportedShape: If the pipeline has several stages per rank.
     """
-    pipeline = found.pipeline
+    pipeline = recording.pipeline
     schedule = schedule or takers_of("extra forwards")[0]
     assumptions: list[str] = []
     if hidden is None:
         hidden = _hidden(pipeline, recorded)
         assumptions.append(f"h = {hidden} follows from messages of mbs × seq × h numbers of 2 bytes ({Option.HIDDEN})")
-    fixed = _fixed(found, recorded, hidden, also, assumptions)
+    fixed = _fixed(recording, recorded, hidden, also, assumptions)
     tokens = recorded.tokens * (scenario.microbatches or pipeline.observed.shape.microbatches)
     progress, choices, candidates = progress or Silent(), list(_choices(recorded, tokens)), []
     progress.start(len(choices))
@@ -177,7 +177,7 @@ def co_tune(
         "activations and messages grow with mbs × seq; weights, gradients and optimizer stay",
         "as many tokens are not the same work: a shorter sequence has less attention to compute, and less context",
     ]
-    unlike = _unlike_what_was_measured(found)
+    unlike = _unlike_what_was_measured(recording)
     if unlike is None:
         assumptions.append(
             f"such times were within {EXTRAPOLATION_ERROR_RATIO:.0%} of measured ones, forward and backward together "
@@ -193,13 +193,13 @@ def co_tune(
     )  # fmt: skip
 
 
-def _unlike_what_was_measured(found: Reconstruction) -> str | None:
+def _unlike_what_was_measured(recording: Reconstruction) -> str | None:
     """Why the known error does not hold: it is of a device that is not kept waiting and computes by itself."""
-    if any(rank.load is None for rank in found.pipeline.ranks):
+    if any(rank.load is None for rank in recording.pipeline.ranks):
         return "it was measured on H200 only"
-    if any(c.tp or c.cp or c.ep for c in found.coordinates):
+    if any(c.tp or c.cp or c.ep for c in recording.coordinates):
         return "it was measured without tensor, context and expert parallelism"
-    shares = gap_shares((row.stage, row.kind, row.duration_ns, row.kernel_ns) for row in found.costs)
+    shares = gap_shares((row.stage, row.kind, row.duration_ns, row.kernel_ns) for row in recording.costs)
     longest = max(shares.values(), default=1.0)
     if longest >= WORTH_TELLING:
         return f"gaps between kernels are up to {longest:.0%} of an action's time, and need not stay"
@@ -219,11 +219,11 @@ def _hidden(pipeline: Pipeline, recorded: MicrobatchSize) -> int:
 
 
 def _fixed(
-    found: Reconstruction, recorded: MicrobatchSize, hidden: int, also: OtherSizes | None, assumptions: list[str]
+    recording: Reconstruction, recorded: MicrobatchSize, hidden: int, also: OtherSizes | None, assumptions: list[str]
 ) -> Mapping[Place, int]:
     growth = "the rest grows with FLOPs, mbs × seq × (1 + seq / 6h)"
     if also is None:
-        parts = fixed_parts(found)
+        parts = fixed_parts(recording)
         stays = "gaps between kernels and sums of weight gradients" if parts.sums_found else "gaps between kernels"
         assumptions.append(
             f"of an action's time {stays} stay as recorded, {growth}"
@@ -231,10 +231,10 @@ def _fixed(
             else "all of an action's time grows with FLOPs, mbs × seq × (1 + seq / 6h): its kernels are unknown"
         )
         return parts.times_ns
-    if len(also.pipeline.stages) != len(found.pipeline.stages):
+    if len(also.pipeline.stages) != len(recording.pipeline.stages):
         raise ScenarioError(
             f"{Option.ALSO}: that recording has {len(also.pipeline.stages)} stages, this one "
-            f"{len(found.pipeline.stages)}.",
+            f"{len(recording.pipeline.stages)}.",
             hint="take a recording of the same model, cut into the same stages",
         )
     if also.batch.flops(hidden) == recorded.flops(hidden):
@@ -243,7 +243,7 @@ def _fixed(
             hint=f"say what they are made of with {Option.ALSO_MBS} and {Option.ALSO_SEQ}",
         )
     assumptions.append(f"of an action's time what two recordings tell stays, {growth}")
-    return fixed_by_fit(found.pipeline, recorded, also.pipeline, also.batch, hidden=hidden)
+    return fixed_by_fit(recording.pipeline, recorded, also.pipeline, also.batch, hidden=hidden)
 
 
 def _choices(recorded: MicrobatchSize, tokens: int) -> Iterator[MicrobatchSize]:

@@ -139,22 +139,22 @@ class ScenarioPlans(NamedTuple):
     answer: Answer
 
 
-def ways(found: Reconstruction, scenario: Scenario, names: Sequence[str] | None) -> list[PlanWay]:
+def ways(recording: Reconstruction, scenario: Scenario, names: Sequence[str] | None) -> list[PlanWay]:
     """What can be tried: every schedule as the trace issues transfers and, if that was left open, per edge.
 
     Raises:
         ScenarioError: If the scenario has no links, as the ranks have no places or one.
     """
-    _check_links(scenario.topology, len(found.observed.global_ranks))
+    _check_links(scenario.topology, len(recording.observed.global_ranks))
     if names is None:
-        names = default_schedules(found.pipeline.observed)
-    open_mode = scenario.p2p is None and found.pipeline.p2p not in BY_EDGE
+        names = default_schedules(recording.pipeline.observed)
+    open_mode = scenario.p2p is None and recording.pipeline.p2p not in BY_EDGE
     modes: list[P2PMode | None] = [None, "per-edge"] if open_mode else [None]
     return [PlanWay(name, mode) for mode in modes for name in names]
 
 
 def plans_for(
-    found: Reconstruction,
+    recording: Reconstruction,
     scenario: Scenario,
     tried: Iterable[PlanWay],
     *,
@@ -164,7 +164,7 @@ def plans_for(
     """Replay each way in a scenario; tuned schedules at the depth that hides most, and the least that is as good.
 
     Args:
-        found: A reconstructed Run.
+        recording: A reconstructed Run.
         scenario: The what-if.
         tried: Ways to run it.
         baseline: Schedule that the answers compare with.
@@ -185,7 +185,7 @@ def plans_for(
         mode, names, extra = question
         here = scenario if mode is None else replace(scenario, p2p=mode)
         try:
-            done = answer(found, names, here, baseline=baseline, extra_forwards=extra, progress=Silent())
+            done = answer(recording, names, here, baseline=baseline, extra_forwards=extra, progress=Silent())
         except (ScheduleError, BadTopology) as error:
             trouble = error
             refused |= {name: Refused(name, error.message, error.hint) for name in names if name not in refused}
@@ -261,15 +261,15 @@ def more_of_each(pipeline: Pipeline, scenario: Scenario, *, memory_known: bool) 
         memory_known: Whether it is known that what runs now fits; more memory buys nothing that could be told
             otherwise.
     """
-    found = list(_better_links(pipeline, scenario, None))
+    more_of = list(_better_links(pipeline, scenario, None))
     pairs = scenario.topology.parts()
     if len(pairs) > 1:
-        found += [more for pair in pairs for more in _better_links(pipeline, scenario, pair)]
+        more_of += [more for pair in pairs for more in _better_links(pipeline, scenario, pair)]
     if scenario.hbm_bytes is not None and memory_known:
-        found += _more_memory(pipeline, scenario, scenario.hbm_bytes)
+        more_of += _more_memory(pipeline, scenario, scenario.hbm_bytes)
     microbatches = scenario.microbatches or pipeline.observed.shape.microbatches
     return [
-        *found,
+        *more_of,
         More(
             "compute",
             f"compute {FASTER_COMPUTE - 1:.0%} faster",
@@ -353,12 +353,12 @@ class Gain:
 
 
 def layers_gains(
-    found: Reconstruction, plan: Plan | None, scenario: Scenario, overlaps: Iterable[LayerOverlap]
+    recording: Reconstruction, plan: Plan | None, scenario: Scenario, overlaps: Iterable[LayerOverlap]
 ) -> tuple[LayersGain, ...]:
     """What layers that overlap in other ways make of a plan: the same order and transfers, replayed with each.
 
     Args:
-        found: What was reconstructed, with layers as recorded.
+        recording: What was reconstructed, with layers as recorded.
         plan: The plan; nothing is replayed without one.
         scenario: Its links and limits.
         overlaps: The ways; what changes nothing is left out.
@@ -371,11 +371,11 @@ def layers_gains(
     for overlap in overlaps:
         if overlap.is_as_recorded:
             continue
-        changed = with_layers(found.pipeline, overlap)
+        changed = with_layers(recording.pipeline, overlap)
         pipeline, _, _ = stages_for(changed, plan.way.schedule, None, result.microbatches)
         there = replace(scenario, p2p=plan.way.p2p or scenario.p2p)
         step_ns = evaluate(pipeline, order, there).metrics.step_ns
         error = None if known is None else known_error(changed, order, result.p2p, there, known.own_ratio)
-        plain = LayersStep(plan.step_ns, known, layers_error(found.pipeline))
+        plain = LayersStep(plan.step_ns, known, layers_error(recording.pipeline))
         gains.append(layers_gain(overlap, plain, LayersStep(step_ns, error, layers_error(changed))))
     return tuple(gains)

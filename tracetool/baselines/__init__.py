@@ -72,8 +72,8 @@ def read_history(path: Path) -> list[Value]:
     if version == b"1":
         return [_of_version_1(row) for row in table.to_pylist()]
     if version != _VERSION:
-        found = "no history" if version is None else f"a history of version {version.decode(errors='replace')}"
-        raise StoreError(f"{path} is {found}; this tool reads version {_VERSION.decode()}.", hint=hint)
+        what = "no history" if version is None else f"a history of version {version.decode(errors='replace')}"
+        raise StoreError(f"{path} is {what}; this tool reads version {_VERSION.decode()}.", hint=hint)
     return [Value(**row) for row in table.select(Value.__struct_fields__).to_pylist()]
 
 
@@ -154,28 +154,28 @@ def _figures(report: ReportInfo) -> Iterator[tuple[dict[str, str], dict[str, flo
 
 def _words(scenario: Mapping[str, Any], result: ResultInfo) -> str:
     """A what-if in words, short enough for a line."""
-    told = [
+    words = [
         f"{link['src_dc']}→{link['dst_dc']} {format_bits(link['bandwidth_bytes_per_s'])} "
         f"{format_duration(link['latency_ns'])}"
         for link in scenario.get("links", ())
     ]
-    told += [f"HBM {format_size(scenario['hbm_bytes'])}"] if scenario.get("hbm_bytes") else []
-    told.append(f"{result.microbatches} microbatches")
-    told += scenario.get("taken", ())
+    words += [f"HBM {format_size(scenario['hbm_bytes'])}"] if scenario.get("hbm_bytes") else []
+    words.append(f"{result.microbatches} microbatches")
+    words += scenario.get("taken", ())
     for name, value in {**scenario, **result.chosen}.items():
         if name not in _IN_WORDS and value and value != _UNASKED.get(name):
-            told.append(f"{name} {str(value)[:12]}" if isinstance(value, int | float | str) else name)
+            words.append(f"{name} {str(value)[:12]}" if isinstance(value, int | float | str) else name)
         elif value is False and _UNASKED.get(name):
-            told.append(f"no {name}")
-    return ", ".join(told)
+            words.append(f"no {name}")
+    return ", ".join(words)
 
 
 def _values(part: StepInfo | StepRecord | ResultInfo) -> dict[str, float]:
-    found = {}
+    values = {}
     for name in (*OF_REPLAY, *_SIZES):
         value = getattr(part, name, None)
         if isinstance(value, list):
             value = max_if_known(value)
         if value is not None:
-            found[name] = float(value)
-    return found
+            values[name] = float(value)
+    return values

@@ -77,8 +77,8 @@ def pieces(values: Sequence[float], *, is_exact: bool = False) -> list[int]:
 
     best, begins = [-price], [0]
     for end in range(1, count + 1):
-        found, start = min((best[start] + cost(start, end) + price, start) for start in range(end))
-        best.append(found)
+        cost_of, start = min((best[start] + cost(start, end) + price, start) for start in range(end))
+        best.append(cost_of)
         begins.append(start)
     cuts, at = [], count
     while at:
@@ -181,11 +181,11 @@ def trends(
         raise ScenarioError(
             f"the history has no such figures; it is about {known}.", hint=f"leave {Option.SCHEDULE} out"
         )
-    found = []
+    every = []
     for (name, scenario, of), of_series in series.items():
         kept = tuple(of_series)
         # Replays have no noise, but those of other recordings vary as these do.
         is_exact = name != OBSERVED and len({one.digest for one in kept}) == 1
         step = last_step([one.value for one in kept], least_change_ratio, is_exact=is_exact)
-        found.append(Trend(name, scenario, of, kept, step))
-    return found
+        every.append(Trend(name, scenario, of, kept, step))
+    return every

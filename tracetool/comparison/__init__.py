@@ -111,11 +111,13 @@ class Comparison(Pictured):
         """
         apart = [] if self.allow_inconclusive else list(self.apart)
         if self.gate == "tool":
-            told = f"same traces, other results: {len(self.drifted)} of {len(self.lines)} values differ"
+            sentence = f"same traces, other results: {len(self.drifted)} of {len(self.lines)} values differ"
             if self.figures:
                 first = ", ".join(self.figures[:3])
-                told += f", {len(self.figures)} of the reports' own ({first}{' ...' if len(self.figures) > 3 else ''})"
-            drift = [told] if (self.drifted or self.figures) and not self.accepted else []
+                sentence += (
+                    f", {len(self.figures)} of the reports' own ({first}{' ...' if len(self.figures) > 3 else ''})"
+                )
+            drift = [sentence] if (self.drifted or self.figures) and not self.accepted else []
             return (*apart, *drift, *self._failed())
         if self.checks:
             return (*apart, *self._failed())
@@ -242,11 +244,11 @@ def _causes(
     return causes, notes
 
 
-def _far_off(found: Attribution, lines: Sequence[Line]) -> list[Notice]:
+def _far_off(attribution: Attribution, lines: Sequence[Line]) -> list[Notice]:
     """That causes are told by a replay which misses what was recorded."""
     line = next((line for line in lines if line.key.text == "step_ns"), None)
-    pairs = [] if line is None else [(found.base, line.base), (found.new, line.new)]
-    errors = [float(replayed) / seen - 1 for replayed, seen in pairs if seen]
+    pairs = [] if line is None else [(attribution.base, line.base), (attribution.new, line.new)]
+    errors = [float(replayed) / recorded - 1 for replayed, recorded in pairs if recorded]
     worst = max(errors, key=abs, default=0.0)
     if abs(worst) <= _FAR_OFF:
         return []

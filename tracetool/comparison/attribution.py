@@ -205,7 +205,7 @@ def attribute(base: Pipeline, new: Pipeline, asked: ReplayedOrder | None = None)
         # Parts of one side that the other's order cannot run.
         parts = [EVERYTHING]
         forward = backward = _steps(base, new, parts, times)
-    found = {}
+    by_line = {}
     for name in forward[0]:
         if any(name not in values for values in (*forward, *backward)):
             continue
@@ -213,21 +213,21 @@ def attribute(base: Pipeline, new: Pipeline, asked: ReplayedOrder | None = None)
         for path, order in ((forward, parts), (backward, parts[::-1])):
             for part, before, after in zip(order, path, path[1:], strict=False):
                 rises[part] += (after[name] - before[name]) / 2
-        found[name] = Attribution(forward[0][name], forward[-1][name], rises)
-    return found
+        by_line[name] = Attribution(forward[0][name], forward[-1][name], rises)
+    return by_line
 
 
 def _steps(base: Pipeline, new: Pipeline, parts: Sequence[Part], times: _Times) -> list[_Values]:
     """The metrics of the base, then with each part of the new side more."""
     taken: set[Part] = set()
     peaks = {} if times.asked else _peaks(base)
-    found = [times.of(base) | peaks]
+    series = [times.of(base) | peaks]
     for part in parts:
         taken.add(part)
         pipeline = mixed(base, new, taken)
         peaks = _peaks(pipeline) if not times.asked and holds_memory(base, new, part) else peaks
-        found.append(times.of(pipeline) | peaks)
-    return found
+        series.append(times.of(pipeline) | peaks)
+    return series
 
 
 class _Times:

@@ -72,21 +72,21 @@ _BEYOND = {
 
 
 def causes_of(
-    sides: Sides, found: Attribution, observed_change: Fraction | None, *, is_replay: bool = False
+    sides: Sides, attribution: Attribution, observed_change: Fraction | None, *, is_replay: bool = False
 ) -> tuple[ChangeCause, ...]:
     """The causes of a metric's change, the largest first; their values sum to the observed change.
 
     Args:
         sides: Both sides.
-        found: The parts' contributions.
+        attribution: The parts' contributions.
         observed_change: Change of the metric as it was observed; None if it was not: then there is no rest.
         is_replay: Whether it is a replay's metric, and the change that of the reports.
     """
-    left = dict(found.contributions)
+    left = dict(attribution.contributions)
     causes = []
     for group in _groups(sides.base, sides.new, list(left)):
         value = sum((left.pop(part) for part in group), Fraction(0))
-        kind, name, detail = _told(sides, group)
+        kind, name, detail = _change_words(sides, group)
         causes.append(ChangeCause(kind, name, value, detail, group))
     causes.sort(key=lambda cause: (-abs(cause.value), *_place(sides.base, cause)))
     if observed_change is not None:
@@ -148,7 +148,7 @@ def _alike_links(base: Pipeline, new: Pipeline, stage: int) -> bool:
     return there * back > 0 and max(abs(there), abs(back)) <= _ALIKE * min(abs(there), abs(back))
 
 
-def _told(sides: Sides, group: tuple[Part, ...]) -> tuple[CauseKind, str, str]:
+def _change_words(sides: Sides, group: tuple[Part, ...]) -> tuple[CauseKind, str, str]:
     base, new, part = sides.base, sides.new, group[0]
     if part in (EVERYTHING, ORDER):
         kind: CauseKind = "order" if part == ORDER else "everything"
@@ -187,8 +187,8 @@ def _beside_words(sides: Sides, group: tuple[Part, ...]) -> tuple[str, bool]:
             changes.append((f"{part.stage}{part.action} {before:.0%} → {after:.0%}", slower * (after - before) > 0))
     if not changes:
         return "", False
-    told = ", ".join(words for words, _ in changes)
-    return f"; beside communication for {told} of the time", all(same for _, same in changes)
+    listed = ", ".join(words for words, _ in changes)
+    return f"; beside communication for {listed} of the time", all(same for _, same in changes)
 
 
 def _mean_ns(stage: StageProfile, kind: ActionKind) -> float:

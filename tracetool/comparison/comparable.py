@@ -49,32 +49,32 @@ def comparable(base: Side, new: Side) -> tuple[Side, Side, Notices, list[str]]:
     apart = []
     told_of_sides = (_origins(base, new), _shared(base, new), _mixed("base", base), _mixed("new", new))
     notes = Notices(chain(base.notes, new.notes, *told_of_sides))
-    if told := _other_replays(base, new):
+    if why := _other_replays(base, new):
         base, new = (_without(side, lambda key: key.is_of_replay) for side in (base, new))
-        notes.add(NoticeCode.NOT_COMPARED, f"{told}: what was replayed is not compared")
-        apart += [told] if base.replays and new.replays else []
+        notes.add(NoticeCode.NOT_COMPARED, f"{why}: what was replayed is not compared")
+        apart += [why] if base.replays and new.replays else []
     else:
         others = _other_choices(base, new)
         base, new = (_without(side, lambda key: key.is_of_replay and key.scope in others) for side in (base, new))
         asked = [f"{name} was asked for otherwise ({what}): it is not compared" for name, what in others.items()]
-        notes += [Notice(NoticeCode.NOT_COMPARED, told) for told in asked]
+        notes += [Notice(NoticeCode.NOT_COMPARED, why) for why in asked]
         apart += asked
         if are_of_same_steps(base, new):
             base, new = _sampled_alike(base, new)
     if not (base.recordings and new.recordings):
         return base, new, notes, apart
     works = work_of(base.recordings[0]), work_of(new.recordings[0])
-    told = "; ".join([*_devices(base, new), *differences(*works)])
+    why = "; ".join([*_devices(base, new), *differences(*works)])
     if works[0].stages != works[1].stages:
         base, new = (_without(side, lambda key: key.metric in _OF_STAGES) for side in (base, new))
-        told += "; a stage of one is none of the other's: actions and messages are not compared"
+        why += "; a stage of one is none of the other's: actions and messages are not compared"
     if works[0].global_ranks != works[1].global_ranks:
         base, new = (_without(side, lambda key: key.rank is not None) for side in (base, new))
-        told += "; what single ranks hold and do at the end is not compared"
-    if told:
-        notes.add(NoticeCode.OTHER_WORK, f"the sides did other work: {told}")
+        why += "; what single ranks hold and do at the end is not compared"
+    if why:
+        notes.add(NoticeCode.OTHER_WORK, f"the sides did other work: {why}")
     if works[0].shape != works[1].shape:
-        apart.append(f"the sides did other work: {told}")
+        apart.append(f"the sides did other work: {why}")
     return base, new, notes, apart
 
 
@@ -173,8 +173,8 @@ def _sampled_alike(base: Side, new: Side) -> tuple[Side, Side]:
     """Where only one side replayed by each step, what both replayed by the step that was looked at."""
     uneven = [
         key
-        for key, found in base.values.items()
-        if key.is_of_replay and key in new.values and len(found.per_step) != len(new.values[key].per_step)
+        for key, values in base.values.items()
+        if key.is_of_replay and key in new.values and len(values.per_step) != len(new.values[key].per_step)
     ]
 
     def looked_at(side: Side) -> Side:
@@ -190,7 +190,7 @@ def _devices(base: Side, new: Side) -> list[str]:
 
 
 def _without(side: Side, is_of: Callable[[Key], bool]) -> Side:
-    return replace(side, values={key: found for key, found in side.values.items() if not is_of(key)})
+    return replace(side, values={key: values for key, values in side.values.items() if not is_of(key)})
 
 
 def typical(recordings: Sequence[Recording]) -> Pipeline:
@@ -223,7 +223,7 @@ def beside_ratios(recordings: Sequence[Recording]) -> dict[tuple[int, str], floa
                 whole = sum(action.duration_ns)
                 share = sum(action.beside_ns) / whole if action.beside_ns and whole else None
                 shares.setdefault((int(name[:-1]), name[-1]), []).append(share)
-    known = {key: [each for each in found if each is not None] for key, found in shares.items()}
+    known = {key: [each for each in ratios if each is not None] for key, ratios in shares.items()}
     return {key: median(each) for key, each in known.items() if each and len(each) == len(shares[key])}
 
 

@@ -113,14 +113,14 @@ def check(limit: Limit, lines: Sequence[Line], alpha: float) -> Check:
     Raises:
         UnknownName: If the metric is there, but not of what the limit names.
     """
-    found = [line for line in lines if _is_of(limit, line)]
-    if not found:
+    limited = [line for line in lines if _is_of(limit, line)]
+    if not limited:
         where = limit.metric + (f"/{limit.scope}" if limit.scope else "")
         known = [line.key.text for line in lines if line.key.metric == limit.metric]
         if known and limit.scope:
             raise UnknownName("value", where, known)
         return Check(limit, "inconclusive", f"neither side has {where}", None)
-    checked = [_check(limit, line, alpha) for line in found]
+    checked = [_check(limit, line, alpha) for line in limited]
     order: tuple[Outcome, ...] = ("exceeded", "inconclusive", "held")
     return min(checked, key=lambda one: order.index(one.outcome))
 
@@ -138,17 +138,17 @@ def _check(limit: Limit, line: Line, alpha: float) -> Check:
     if value is None:
         return Check(limit, "inconclusive", f"{line.key.text}: {line.why or 'the base is 0'}", line)
     over = value > limit.bound if limit.above else value < limit.bound
-    told = f"{line.key.text} {'is' if limit.of == 'value' else 'changed by'} {_told(limit, line, value)}"
+    words = f"{line.key.text} {'is' if limit.of == 'value' else 'changed by'} {_value_text(limit, line, value)}"
     if limit.of == "value":
-        return Check(limit, "exceeded" if over else "held", told, line)
+        return Check(limit, "exceeded" if over else "held", words, line)
     if line.verdict == "inconclusive":
-        return Check(limit, "inconclusive", f"{told}: {line.why}", line)
+        return Check(limit, "inconclusive", f"{words}: {line.why}", line)
     if over and line.p is not None and line.p > alpha:
-        return Check(limit, "inconclusive", f"{told}: steps vary as much", line)
-    return Check(limit, "exceeded" if over else "held", told, line)
+        return Check(limit, "inconclusive", f"{words}: steps vary as much", line)
+    return Check(limit, "exceeded" if over else "held", words, line)
 
 
-def _told(limit: Limit, line: Line, value: float) -> str:
+def _value_text(limit: Limit, line: Line, value: float) -> str:
     if limit.of == "change ratio":
         return f"{value:+.2%}"
     sign = "+" if limit.of == "change" and value >= 0 else ""

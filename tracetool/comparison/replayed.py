@@ -59,14 +59,14 @@ def asked_of_both(base: Side, new: Side, pipelines: Sequence[Pipeline]) -> dict[
         return {}
     if base.scenario.get("pipelines", 1) != 1:
         return {}
-    found = {}
+    answers = {}
     for name in (name for name in base.replays if name in new.replays):
         results = [side.replays[name].result for side in (base, new)]
         if results[0].variant == results[1].variant:
             asked = _asked(results[0], base.scenario, pipelines)
             if asked is not None:
-                found[name] = asked
-    return found
+                answers[name] = asked
+    return answers
 
 
 def _asked(result: ResultInfo, scenario: Mapping[str, Any], pipelines: Sequence[Pipeline]) -> ReplayedOrder | None:

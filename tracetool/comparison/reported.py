@@ -46,8 +46,8 @@ def values_of_reports(reports: Sequence[ReportInfo], known: set[StepOf]) -> tupl
     ways: dict[str, set[str]] = defaultdict(set)
     for report in reports:
         for result in report.results:
-            told = "".join(f", {name} {value}" for name, value in result.chosen.items())
-            ways[result.schedule].add(f"{result.variant}, {result.microbatches} microbatches{told}")
+            settings = "".join(f", {name} {value}" for name, value in result.chosen.items())
+            ways[result.schedule].add(f"{result.variant}, {result.microbatches} microbatches{settings}")
     rows: dict[Key, dict[StepOf, float]] = defaultdict(dict)
     for report in reports:
         of = report.run.digest, tuple(report.run.global_ranks)
@@ -64,12 +64,12 @@ def values_of_reports(reports: Sequence[ReportInfo], known: set[StepOf]) -> tupl
     several = [
         Notice(
             NoticeCode.NOT_COMPARED,
-            f"{name} was replayed in several ways on one side ({'; '.join(sorted(found))}): it is not compared",
+            f"{name} was replayed in several ways on one side ({'; '.join(sorted(by_report))}): it is not compared",
         )
-        for name, found in ways.items()
-        if len(found) > 1
+        for name, by_report in ways.items()
+        if len(by_report) > 1
     ]
-    return {key: Values(tuple(found.values())) for key, found in rows.items()}, several
+    return {key: Values(tuple(by_report.values())) for key, by_report in rows.items()}, several
 
 
 def _add_step(rows: dict[Key, dict[StepOf, float]], report: ReportInfo, step: StepOf) -> None:
@@ -212,5 +212,5 @@ def _damages_of_recording(kept: Recording, digest: str) -> Iterator[str]:
         try:
             pipeline_of(kept, step)
         except (ValueError, LookupError, StopIteration, TraceToolError) as error:
-            told = error.message.rstrip(".") if isinstance(error, TraceToolError) else str(error)
-            yield f"step {step.number} of its recording cannot be run: {told}"
+            damage = error.message.rstrip(".") if isinstance(error, TraceToolError) else str(error)
+            yield f"step {step.number} of its recording cannot be run: {damage}"

@@ -67,7 +67,7 @@ def work_of(recording: Recording) -> Work:
 
 def differences(one: Work, other: Work) -> list[str]:
     """In what two recordings differ, as ``8 against 16 microbatches``; empty if they may be of one job."""
-    told = [
+    texts = [
         f"{here} against {there} {noun}"
         for here, there, noun in (
             (one.stages, other.stages, "stages"), (one.microbatches, other.microbatches, "microbatches"),
@@ -75,16 +75,16 @@ def differences(one: Work, other: Work) -> list[str]:
         if here != there
     ]  # fmt: skip
     if one.global_ranks != other.global_ranks:
-        told.append(f"ranks {format_ranges(one.global_ranks)} against {format_ranges(other.global_ranks)}")
+        texts.append(f"ranks {format_ranges(one.global_ranks)} against {format_ranges(other.global_ranks)}")
     if one.stages != other.stages:
-        return told
+        return texts
     pairs = ((n, one.payload_bytes[n], other.payload_bytes[n]) for n in one.payload_bytes if n in other.payload_bytes)
     sizes = [f"{format_size(a)} against {format_size(b)} ({name})" for name, a, b in pairs if a != b]
-    told += [f"messages of {sizes[0]}"] if sizes else []
+    texts += [f"messages of {sizes[0]}"] if sizes else []
     counts = ((n, one.kernels[n], other.kernels[n]) for n in one.kernels if n in other.kernels)
     apart = [(abs(a - b) / max(a, b, 1), f"{a} against {b} kernels in {n}") for n, a, b in counts]
     worst = max(apart, default=(0.0, ""))
-    return [*told, worst[1]] if worst[0] > _ALIKE else told
+    return [*texts, worst[1]] if worst[0] > _ALIKE else texts
 
 
 def check_one_job(named: Sequence[tuple[str, Recording]]) -> None:
@@ -97,10 +97,10 @@ def check_one_job(named: Sequence[tuple[str, Recording]]) -> None:
         ScenarioError: If two differ.
     """
     for name, recording in named[1:]:
-        told = differences(work_of(named[0][1]), work_of(recording))
-        if told:
+        apart = differences(work_of(named[0][1]), work_of(recording))
+        if apart:
             raise ScenarioError(
-                f"{named[0][0]} and {name} are not of one job: {'; '.join(told)}.",
+                f"{named[0][0]} and {name} are not of one job: {'; '.join(apart)}.",
                 hint="a side is one job, recorded several times: compare others one by one",
             )
 
@@ -205,15 +205,15 @@ def side_of(items: Sequence[tuple[str, Run | Path | Recording]], *, pipeline: in
         numbers = tuple(step.number for step in recording.steps)
         ranks = tuple(recording.global_ranks)
         sources.append(SideSource(name, recording.digest, recording.tool_version, version, numbers, ranks))
-    left_out = [told for name, recording in named for told in _left_out(name, recording)]
+    left_out = [notice for name, recording in named for notice in _left_out(name, recording)]
     check_one_job(named)
     recordings, notes = _each_once([recording for _, recording in named])
     values: dict[Key, Values] = dict(values_of(recordings))
     known = {(r.digest, tuple(r.global_ranks), step.number) for r in recordings for step in r.steps}
     reported, conflicts = values_of_reports(reports, known)
-    for key, found in reported.items():
+    for key, figures in reported.items():
         before = values.get(key)
-        values[key] = found if before is None else Values(before.per_step + found.per_step)
+        values[key] = figures if before is None else Values(before.per_step + figures.per_step)
     only_report = [item for _, item in items if isinstance(item, Path)] if len(items) == len(reports) == 1 else []
     return Side(
         sources=tuple(sources),
@@ -233,9 +233,9 @@ def side_of(items: Sequence[tuple[str, Run | Path | Recording]], *, pipeline: in
 
 def _left_out(name: str, recording: Recording) -> list[Notice]:
     """What of the traces is not compared: a change there would not be seen."""
-    told = Notices()
+    notices = Notices()
     if recording.pipelines > 1:
-        told.add(
+        notices.add(
             NoticeCode.PIPELINES_LEFT_OUT,
             f"{name}: one of {recording.pipelines} pipelines side by side is compared (ranks "
             f"{format_ranges(recording.global_ranks)}), a change in another one is not seen: "
@@ -243,27 +243,27 @@ def _left_out(name: str, recording: Recording) -> list[Notice]:
         )
     steps = len(recording.steps)
     if recording.complete_steps is not None and recording.complete_steps > steps:
-        told.add(
+        notices.add(
             NoticeCode.STEPS_LEFT_OUT,
             f"{name}: {steps} of {recording.complete_steps} complete steps are compared, those about the one of "
             "median length",
         )
-    return told
+    return notices
 
 
 def _each_once(recordings: Sequence[Recording]) -> tuple[list[Recording], tuple[Notice, ...]]:
     """Recordings without the steps that an earlier one has: the same traces twice are no more evidence than once."""
-    seen: set[StepOf] = set()
+    known: set[StepOf] = set()
     kept, twice = [], 0
     for recording in recordings:
         of = recording.digest, tuple(recording.global_ranks)
-        new = [step for step in recording.steps if (*of, step.number) not in seen]
-        seen |= {(*of, step.number) for step in new}
+        new = [step for step in recording.steps if (*of, step.number) not in known]
+        known |= {(*of, step.number) for step in new}
         twice += len(recording.steps) - len(new)
         if new:
             kept.append(msgspec.structs.replace(recording, steps=new))
-    told = f"{format_count(twice, 'step')} of the same traces given twice: each counts once"
-    return kept, (Notice(NoticeCode.STEPS_SHARED, told),) if twice else ()
+    sentence = f"{format_count(twice, 'step')} of the same traces given twice: each counts once"
+    return kept, (Notice(NoticeCode.STEPS_SHARED, sentence),) if twice else ()
 
 
 def is_report(path: Path) -> bool:

@@ -29,19 +29,19 @@ def summary(done: Comparison) -> str:
     lines = chosen_lines(done)
     if not lines:
         return "nothing can be compared: the sides have no metric in common"
-    told = [_told(done, line) for line in lines[:_MOST]]
+    sentences = [_line_text(done, line) for line in lines[:_MOST]]
     changed = [line for line in lines if line.verdict in ("regressed", "improved")]
     if len(changed) > _MOST:
-        told.append(format_count(len(changed) - _MOST, "other change"))
+        sentences.append(format_count(len(changed) - _MOST, "other change"))
     if lines[0].key.scope:
         step = next((line for line in done.lines if line.key == Key("step_ns")), None)
         if step is not None:
             # What parts do matters by what the step does: it comes first where it is another.
-            told.insert(len(told) if step.verdict == "unchanged" else 0, _told(done, step))
-    return "; ".join(told)
+            sentences.insert(len(sentences) if step.verdict == "unchanged" else 0, _line_text(done, step))
+    return "; ".join(sentences)
 
 
-def _told(done: Comparison, line: Line) -> str:
+def _line_text(done: Comparison, line: Line) -> str:
     subject = done.subjects.get(line.key.text)
     shown = f" ({subject})" if subject and line.key.rank is None else ""
     text = f"{line.key.text}{shown} {from_to(line)} ({words(line)})"
@@ -61,11 +61,11 @@ def chosen_lines(done: Comparison) -> list[Line]:
     parts = [line for line in done.lines if line.key.metric in _PARTS and line not in (*whole, *replays)]
     parts.sort(key=lambda line: _PARTS.index(line.key.metric))
     for verdict in ("regressed", "improved"):
-        found = [line for line in whole if line.verdict == verdict][:1]
-        found = found or [line for line in parts if line.verdict == verdict]
-        found = found or _first_of_each([line for line in replays if line.verdict == verdict])
-        if found:
-            return found
+        chosen = [line for line in whole if line.verdict == verdict][:1]
+        chosen = chosen or [line for line in parts if line.verdict == verdict]
+        chosen = chosen or _first_of_each([line for line in replays if line.verdict == verdict])
+        if chosen:
+            return chosen
     return (whole or list(done.lines))[:1]
 
 

@@ -150,10 +150,10 @@ def whole_contributions(name: str, values: Sequence[Fraction]) -> list[float]:
     """
     if KNOWN[name.partition("/")[0]].unit == "1":
         return [float(value) for value in values]
-    told: list[float] = []
+    contributions: list[float] = []
     exact, given = Fraction(0), 0
     for value in values:
         exact += value
-        told.append(math.floor(exact) - given)
+        contributions.append(math.floor(exact) - given)
         given = math.floor(exact)
-    return told
+    return contributions

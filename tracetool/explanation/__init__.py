@@ -23,7 +23,7 @@ from tracetool.causes.removals import (
 )
 from tracetool.costs.over_links import crossing_uses
 from tracetool.errors import TraceToolError, checked
-from tracetool.explanation.path import PathPart, told
+from tracetool.explanation.path import PathPart, path_parts
 from tracetool.model.notice import unasked
 from tracetool.model.pipeline import BLOCKING, BY_EDGE
 from tracetool.model.scenario import Scenario
@@ -105,13 +105,13 @@ def without_tiers(explained: Explained) -> dict[str, Removal]:
     topology = explained.scenario.topology
     if topology.seating is None:
         return {}
-    found = {}
+    steps = {}
     for tier in topology.seating.network.tiers[1:]:
         how = f"a tier {tier.name} that takes no time"
-        found[tier.name] = with_links(
+        steps[tier.name] = with_links(
             explained, how, lambda link: replace(link.widened(), latency_ns=0), part=tier.name
         )
-    return dict(sorted(found.items(), key=lambda each: each[1].step_ns or 0))
+    return dict(sorted(steps.items(), key=lambda each: each[1].step_ns or 0))
 
 
 def _free(scenario: Scenario) -> Scenario:
@@ -168,7 +168,7 @@ class Explanation(Pictured):
     Attributes:
         answer: The what-if that it is about, with notes and fidelity.
         name: Name of the order.
-        seen: Whether the recording itself is explained, else a replay.
+        is_recorded: Whether the recording itself is explained, else a replay.
         p2p: How transfers were issued.
         microbatches: Microbatches of the step.
         extra_forwards: Warm-up forwards per pipeline rank beyond 1F1B's, where the order has any.
@@ -186,7 +186,7 @@ class Explanation(Pictured):
 
     answer: Answer
     name: str
-    seen: bool
+    is_recorded: bool
     p2p: P2PMode
     microbatches: int
     extra_forwards: tuple[int, ...] | None
@@ -202,7 +202,7 @@ class Explanation(Pictured):
     tiers: Mapping[str, Removal]
 
     def __repr__(self) -> str:
-        causes = ", ".join(found.cause.value for found in self.causes)
+        causes = ", ".join(each.cause.value for each in self.causes)
         return f"<Explanation of {self.name}: {format_duration(self.metrics.step_ns)}, idle by {causes or 'nothing'}>"
 
     @property
@@ -218,7 +218,7 @@ class Explanation(Pictured):
 
 @checked
 def explain(
-    found: Reconstruction,
+    recording: Reconstruction,
     schedule: str | None = None,
     scenario: Scenario | None = None,
     *,
@@ -230,7 +230,7 @@ def explain(
     """Explain the recording, or a schedule in a scenario.
 
     Args:
-        found: A reconstructed Run.
+        recording: A reconstructed Run.
         schedule: Name, as ``build_schedule`` takes it; None for the observed order: as recorded if the scenario
             changes nothing, else replayed.
         scenario: What differs from the measurement; by default nothing.
@@ -249,12 +249,12 @@ def explain(
         ('cross_dc_latency', 84228649, 'links with 0 ms latency', 261038125)
     """
     scenario, progress = scenario or Scenario(), progress or unasked()
-    seen = schedule is None and _changes_nothing(scenario) and found.pipeline.unchanged is None
+    is_recorded = schedule is None and _changes_nothing(scenario) and recording.pipeline.unchanged is None
     name = schedule or OBSERVED
     # The observed order cannot be made longer; a schedule compared with itself is replayed twice.
-    is_longer = scenario.microbatches not in {None, found.pipeline.observed.shape.microbatches}
+    is_longer = scenario.microbatches not in {None, recording.pipeline.observed.shape.microbatches}
     done = answer(
-        found,
+        recording,
         [name],
         scenario,
         baseline=name if is_longer else OBSERVED,
@@ -265,7 +265,7 @@ def explain(
     )
     (result,) = done.results
     order, mode = result.replayed.schedule, result.p2p
-    pipeline, _, _ = stages_for(found.pipeline, name, chunks, result.microbatches)
+    pipeline, _, _ = stages_for(recording.pipeline, name, chunks, result.microbatches)
     explained = Explained(
         pipeline=pipeline,
         schedule=order,
@@ -273,10 +273,10 @@ def explain(
         p2p=mode,
         cut_forwards=result.cut_forwards,
         step_ns=result.metrics.step_ns,
-        is_recording=seen,
+        is_recording=is_recorded,
     )
-    if seen:
-        timeline, idles = found.observed, done.observed_idles
+    if is_recorded:
+        timeline, idles = recording.observed, done.observed_idles
         pieces = critical_path(timeline, Topology(), blocking=mode in BLOCKING, by_edge=mode in BY_EDGE)
     else:
         timeline, idles = result.timeline, result.idles
@@ -297,14 +297,14 @@ def explain(
     progress.advance(1)
     return Explanation(
         answer=done,
-        name=(done.observed_schedule or OBSERVED) if seen else result.schedule,
-        seen=seen,
+        name=(done.observed_schedule or OBSERVED) if is_recorded else result.schedule,
+        is_recorded=is_recorded,
         p2p=mode,
         microbatches=result.microbatches,
         extra_forwards=result.extra_forwards,
         metrics=metrics,
         replayed_step_ns=result.metrics.step_ns,
-        path=tuple(told(pieces)),
+        path=tuple(path_parts(pieces)),
         spent_ns=_spent(pieces),
         causes=tuple(
             CauseFound(cause, by_cause[cause], means[cause], removals[cause.removal]) for cause in largest[:MOST_CAUSES]

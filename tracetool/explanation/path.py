@@ -93,7 +93,7 @@ class PathPart:
     last_microbatches: tuple[int, ...] = ()
 
 
-def told(pieces: Iterable[ChainPiece]) -> list[PathPart]:
+def path_parts(pieces: Iterable[ChainPiece]) -> list[PathPart]:
     """The critical path in parts."""
     steps = _stepped(pieces)
     return _folded(_waved(_joined(steps, _SHORT_RATIO * (steps[-1].end_ns - steps[0].start_ns))))
@@ -105,12 +105,12 @@ def _stepped(pieces: Iterable[ChainPiece]) -> list[PathStep]:
     for (is_compute, _), group in groupby(
         pieces, key=lambda piece: (piece.cause is None, piece.op.rank if piece.cause is None else None)
     ):
-        found = list(group)
-        step = PathStep(found[0].start_ns, found[-1].end_ns)
+        neighbours = list(group)
+        step = PathStep(neighbours[0].start_ns, neighbours[-1].end_ns)
         if is_compute:
-            step.ops = [piece.op for piece in found]
+            step.ops = [piece.op for piece in neighbours]
         else:
-            step.waits = [(p.cause, p.end_ns - p.start_ns, p.transfer) for p in found if p.cause is not None]
+            step.waits = [(p.cause, p.end_ns - p.start_ns, p.transfer) for p in neighbours if p.cause is not None]
         steps.append(step)
     return steps
 
@@ -160,7 +160,7 @@ def _folded(steps: Sequence[PathStep]) -> list[PathPart]:
     while at < len(steps):
         length, times = max(
             ((size, _times(steps, at, size)) for size in range(1, _LONGEST_REPEAT + 1)),
-            key=lambda found: (found[0] * found[1] if found[1] > 1 else 0, -found[0]),
+            key=lambda cycle: (cycle[0] * cycle[1] if cycle[1] > 1 else 0, -cycle[0]),
         )
         if times == 1:
             length = 1

@@ -146,18 +146,18 @@ def pattern(network: Network, kind: Kind, algorithm: Algorithm, devices: tuple[i
     if len(devices) < 2:
         return Pattern(())
     if algorithm in ("direct", "forwarded"):
-        found = _direct(network, devices) if algorithm == "direct" else _forwarded(network, devices)
+        phases = _direct(network, devices) if algorithm == "direct" else _forwarded(network, devices)
     elif algorithm == "hierarchical":
-        found = _hierarchical(network, kind, devices)
+        phases = _hierarchical(network, kind, devices)
     elif algorithm == "halving":
-        found = _halving(network, kind, devices)
+        phases = _halving(network, kind, devices)
     elif algorithm == "tree":
-        found = [_trees(network, devices)]
+        phases = [_trees(network, devices)]
     elif kind in ROUNDS:
-        found = [ring(_round(network, devices), ROUNDS[kind])]
+        phases = [ring(_round(network, devices), ROUNDS[kind])]
     else:
-        found = [chain(_round(network, devices)[:-1])]
-    return Pattern(tuple(found))
+        phases = [chain(_round(network, devices)[:-1])]
+    return Pattern(tuple(phases))
 
 
 def _round(network: Network, devices: Sequence[int]) -> list[Path]:
@@ -180,25 +180,25 @@ def _hierarchical(network: Network, kind: Kind, devices: Sequence[int]) -> list[
             )
         if sizes != {1}:
             joined.append((sizes.pop(), blocks))
-    found = []
+    phases = []
     left = Fraction(1)
     for size, groups_of in joined:
         across = [_round(network, each) for groups in groups_of.values() for each in zip(*groups.values(), strict=True)]
-        found.append(scaled(rings(across, 1), left))
+        phases.append(scaled(rings(across, 1), left))
         left /= size
-    return {"allreduce": [*found, *reversed(found)], "reducescatter": found}.get(kind, found[::-1])
+    return {"allreduce": [*phases, *reversed(phases)], "reducescatter": phases}.get(kind, phases[::-1])
 
 
 def _halving(network: Network, kind: Kind, devices: Sequence[int]) -> list[Phase]:
     ranks = len(devices)
     if ranks & (ranks - 1):
         raise ScenarioError(f"halving needs a power of two of ranks, the group has {ranks}.", hint="take ring")
-    found = []
+    phases = []
     for step in range(ranks.bit_length() - 1):
         paths = [network.path(device, devices[rank ^ 1 << step]) for rank, device in enumerate(devices)]
         flows = ((path, Fraction(1, 2 << step), Fraction(1)) for path in paths)
-        found.append(phase(flows, max(path.latency_ns for path in paths)))
-    return {"allreduce": [*found, *reversed(found)], "reducescatter": found}.get(kind, found[::-1])
+        phases.append(phase(flows, max(path.latency_ns for path in paths)))
+    return {"allreduce": [*phases, *reversed(phases)], "reducescatter": phases}.get(kind, phases[::-1])
 
 
 def _trees(network: Network, devices: Sequence[int]) -> Phase:

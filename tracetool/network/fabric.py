@@ -101,10 +101,10 @@ def tiers_for(devices: int, radix: int) -> int:
     Raises:
         ScenarioError: If more would be needed than anybody builds.
     """
-    found = next((tiers for tiers in range(1, _MOST_TIERS + 1) if most_devices(radix, tiers) >= devices), None)
-    if found is None:
+    tiers_needed = next((tiers for tiers in range(1, _MOST_TIERS + 1) if most_devices(radix, tiers) >= devices), None)
+    if tiers_needed is None:
         raise ScenarioError(f"{devices:,} devices need more than {_MOST_TIERS} tiers of switches with {radix} ports.")
-    return found
+    return tiers_needed
 
 
 def build(

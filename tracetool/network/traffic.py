@@ -89,8 +89,8 @@ class Traffic:
         import numpy as np
 
         sums = np.bincount(self.dimension, weights=self.payload_bytes, minlength=len(self.names))
-        found = {name: round(total) for name, total in zip(self.names, sums.tolist(), strict=True) if total}
-        return dict(sorted(found.items(), key=lambda each: -each[1]))
+        totals = {name: round(total) for name, total in zip(self.names, sums.tolist(), strict=True) if total}
+        return dict(sorted(totals.items(), key=lambda each: -each[1]))
 
     def tiers(self, network: Network, devices: Sequence[int]) -> Int64s:
         """The tier at which each row's devices meet, by number."""
@@ -98,10 +98,10 @@ class Traffic:
 
         at = np.asarray(devices, np.int64)
         src, dst = at[self.src], at[self.dst]
-        found = np.full(len(src), len(network.tiers) - 1, np.int64)
+        tier_of = np.full(len(src), len(network.tiers) - 1, np.int64)
         for number, tier in reversed(list(enumerate(network.tiers))):
-            found[src // tier.size == dst // tier.size] = number
-        return found
+            tier_of[src // tier.size == dst // tier.size] = number
+        return tier_of
 
     def busiest(self, network: Network, devices: Sequence[int]) -> list[Used]:
         """Every resource that bytes pass, the one first that they occupy longest."""
@@ -118,11 +118,11 @@ class Traffic:
                 so_far = used.setdefault(link, [0.0] * len(self.names))
                 for number, size in enumerate(of_pair):
                     so_far[number] += size
-        found = [
+        resources = [
             Used(link, tier_of[link].name, dict(zip(self.names, map(round, sizes), strict=True)))
             for link, sizes in used.items()
         ]
-        return sorted(found, key=lambda each: (-each.busy_ns, each.link.name))
+        return sorted(resources, key=lambda each: (-each.busy_ns, each.link.name))
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,7 @@ from tracetool.overlap.hosts import action_times
 from tracetool.overlap.losses import losses
 from tracetool.overlap.machine import REDUCE_HOPS
 from tracetool.overlap.pairs import read_pairs
-from tracetool.overlap.prediction import NO_HOST_NS, call_time, seen_error
+from tracetool.overlap.prediction import NO_HOST_NS, call_time, overlap_error
 from tracetool.overlap.recording import read_recording
 from tracetool.overlap.variants import refusal
 from tracetool.units import format_bandwidth, format_count, format_duration
@@ -185,8 +185,8 @@ def layer_overlaps(run: Run, ways: Sequence[str], bandwidths_bytes_per_s: Sequen
 
 
 def _loss_note(way: str, lost: Mapping[LossCause, float]) -> Notice:
-    told = "; ".join(f"{cause.value} {format_duration(ns)}" for cause, ns in lost.items()) or "hardly anything"
-    return Notice(NoticeCode.LAYERS_GAIN, f"in the way of {way} in an action, each by itself: {told}")
+    parts = "; ".join(f"{cause.value} {format_duration(ns)}" for cause, ns in lost.items()) or "hardly anything"
+    return Notice(NoticeCode.LAYERS_GAIN, f"in the way of {way} in an action, each by itself: {parts}")
 
 
 def _hidden_notes(run: Run) -> list[Notice]:
@@ -203,11 +203,11 @@ def _none_of(refused: Mapping[str, str]) -> ReconstructError:
     )
 
 
-def with_overlap(found: Reconstruction, run: Run, way: str, *, explained: bool = False) -> Reconstruction:
+def with_overlap(recording: Reconstruction, run: Run, way: str, *, explained: bool = False) -> Reconstruction:
     """What was reconstructed, with layers that overlap in another way, and a note on what that changes.
 
     Args:
-        found: The pipeline.
+        recording: The pipeline.
         run: Its Run, with the shapes of products.
         way: Such as slice:4; none changes nothing.
         explained: Whether a note also says what is in the way of it.
@@ -216,15 +216,15 @@ def with_overlap(found: Reconstruction, run: Run, way: str, *, explained: bool =
         ReconstructError: If no action holds a collective with a matrix product beside it that could run so.
     """
     if way == NO_OVERLAP:
-        return found
+        return recording
     layers = read_layers(run)
     why_not = layers.refusal(way)
     if why_not is not None:
         raise _none_of({way: why_not})
     overlap = layers.overlap(way)
     why = [_loss_note(way, layers.losses(way))] if explained and not overlap.is_bound else []
-    notes = (*found.notes, overlap_note(overlap), *_hidden_notes(run), *why)
-    return replace(found, pipeline=with_layers(found.pipeline, overlap), notes=notes)
+    notes = (*recording.notes, overlap_note(overlap), *_hidden_notes(run), *why)
+    return replace(recording, pipeline=with_layers(recording.pipeline, overlap), notes=notes)
 
 
 def _machine(run: Run, groups: Mapping[Pair, tuple[int, ...]]) -> Machine:
@@ -311,7 +311,7 @@ def _changed(pair: Pair, way: str, here: Machine, there: Machine) -> _Changed:
             return time.call_ns if in_a_row else time.device_ns
 
         def error(which: str, time: CallTime) -> SeenError:
-            return seen_error(which, pair.shape, there, host_bound=in_a_row and time.is_host_bound)
+            return overlap_error(which, pair.shape, there, host_bound=in_a_row and time.is_host_bound)
 
         way_ns = 0.0 if variant == plain else error(variant, changed).change_ratio * ns(changed)
         link_ns = 0.0 if there is here else error(plain, beside).time_ratio * ns(beside)

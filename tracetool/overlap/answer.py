@@ -12,7 +12,7 @@ from tracetool.model.pipeline import NO_OVERLAP
 from tracetool.overlap.calibration import calibrate
 from tracetool.overlap.losses import losses
 from tracetool.overlap.measured import Timing
-from tracetool.overlap.prediction import BOUND, CallTime, SeenError, call_time, seen_error
+from tracetool.overlap.prediction import BOUND, CallTime, SeenError, call_time, overlap_error
 from tracetool.overlap.variants import ELEMENT_BYTES, LayerShape, refusal
 
 if TYPE_CHECKING:
@@ -225,15 +225,15 @@ def answer_for(
         ReconstructError: If no product stands beside a collective.
     """
     machine = calibrate(recordings)
-    found = dict.fromkeys(side for each in recordings if not each.has_exchanges for side in _sides_of(each))
-    if not found:
+    layer_sides = dict.fromkeys(side for each in recordings if not each.has_exchanges for side in _sides_of(each))
+    if not layer_sides:
         hidden = "; ".join(dict.fromkeys(each.hidden for each in recordings if each.hidden))
         raise ReconstructError(
             f"no matrix product stands beside a collective of its bytes{hidden and f' ({hidden})'}.",
             hint="record layers without CUDA graphs, compiled or fused kernels, with record_shapes=True",
         )
     device, progress = recordings[0].device, progress or unasked()
-    progress.start(len(found) * (1 + len(bandwidths)))
+    progress.start(len(layer_sides) * (1 + len(bandwidths)))
 
     def evaluated(shape: LayerShape, side: str, of: Machine, tried: Sequence[str]) -> LayerSide:
         progress.advance(1)
@@ -246,7 +246,7 @@ def answer_for(
     refused = {
         (way, why_not): None
         for way in here
-        for shape, side in found
+        for shape, side in layer_sides
         if (why_not := refusal(variant_of(way, side), shape, machine.gather.ranks)) is not None
     }
     sides = tuple(
@@ -254,7 +254,7 @@ def answer_for(
             _with_losses(evaluated(shape, side, machine, here), machine),
             over=tuple((each, evaluated(shape, side, machine.over(each / 1e9), linked)) for each in bandwidths),
         )
-        for shape, side in found
+        for shape, side in layer_sides
     )
     left = tuple(LeftOut(each.name, why) for each in recordings if (why := _why_left(each)) is not None)
     untried = (*(LeftOut(way, _NO_ENGINES) for way in ways if way not in here), *(LeftOut(*each) for each in refused))
@@ -301,7 +301,7 @@ def _way(way: str, side: str, shape: LayerShape, machine: Machine, device: str) 
         way,
         time,
         time.call_ns - machine.products.time(product).alone_ns,
-        seen_error(variant, shape, machine, host_bound=time.is_host_bound),
-        seen_error(variant, shape, machine, host_bound=False),
+        overlap_error(variant, shape, machine, host_bound=time.is_host_bound),
+        overlap_error(variant, shape, machine, host_bound=False),
         None if peak is None else product.flops / time.call_ns / peak,
     )

@@ -47,15 +47,15 @@ class HiddenWork:
 
     def __str__(self) -> str:
         """Which there are, in words; empty without any."""
-        told = []
+        parts = []
         if self.graphs:
-            told.append(f"{format_count(self.graphs, 'kernel')} came from CUDA graphs, which name no operator")
+            parts.append(f"{format_count(self.graphs, 'kernel')} came from CUDA graphs, which name no operator")
         if self.compiled:
-            told.append(f"{format_count(self.compiled, 'compiled kernel')} (triton_...) may hold any")
+            parts.append(f"{format_count(self.compiled, 'compiled kernel')} (triton_...) may hold any")
         if self.fused:
             names = ", ".join(f"{name} ({count:,})" for name, count in self.fused.items())
-            told.append(f"already one kernel with their communication: {names}")
-        return "; ".join(told)
+            parts.append(f"already one kernel with their communication: {names}")
+        return "; ".join(parts)
 
 
 def hidden_work(run: Run, *, of_actions: bool) -> HiddenWork:

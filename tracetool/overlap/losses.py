@@ -95,6 +95,6 @@ def losses(variant: str, shape: LayerShape, machine: Machine, timing: Timing) ->
         LossCause.COPIES: call_ns(replace(machine, memory_bytes_per_ns=float("inf")), usual),
         LossCause.RENDEZVOUS: call_ns(machine, usual, (False,)),
     }
-    found = (Loss(cause, base_ns - each) for cause, each in without.items())
-    told = [loss for loss in found if loss.lost_ns >= _LEAST_RATIO * full_ns]
-    return tuple(sorted(told, key=lambda loss: -loss.lost_ns)) if side_of(variant) else ()
+    every_loss = (Loss(cause, base_ns - each) for cause, each in without.items())
+    shown = [loss for loss in every_loss if loss.lost_ns >= _LEAST_RATIO * full_ns]
+    return tuple(sorted(shown, key=lambda loss: -loss.lost_ns)) if side_of(variant) else ()

@@ -64,7 +64,7 @@ HOST_BOUND = SeenError("host-bound", 0.16, 0.17)
 HOST_BOUND_NEVER_RECORDED = SeenError("host-bound, new kernels", 0.29, 0.40)
 
 
-def seen_error(variant: str, shape: LayerShape, machine: Machine, *, host_bound: bool) -> SeenError:
+def overlap_error(variant: str, shape: LayerShape, machine: Machine, *, host_bound: bool) -> SeenError:
     """How far measured ways of the same kind were off, on four H100 and two H200.
 
     Args:
@@ -312,7 +312,7 @@ def _doubt(variant: str, shape: LayerShape, machine: Machine, time: CallTime) ->
     """Why a prediction is less sure than most."""
     doubts = [_IS_BOUND] if variant.endswith("_fused") else []
     if time.is_host_bound:
-        off = seen_error(variant, shape, machine, host_bound=True).time_ratio
+        off = overlap_error(variant, shape, machine, host_bound=True).time_ratio
         doubts.append(f"the host's calls bound it, whose time without the profiler is an estimate (±{off:.0%})")
     if not _is_product_recorded(variant, shape, machine) and "only" not in variant:
         doubts.append("no product of this shape was recorded: its kernel is a guess")

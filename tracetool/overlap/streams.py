@@ -66,13 +66,13 @@ def streams_of(
     works = [(program.works[number], *spans[number]) for number in last]
     products = [(start, end) for work, start, end in works if work.product is not None]
     counts: dict[WorkKind, int] = {"product": 0, "communication": 0, "other": 0}
-    found = []
+    streams = []
     for work, start, end in sorted(works, key=lambda each: each[1]):
         kind = _kind(work)
         tail = _tail_ns(start, end, products) if kind == "communication" else 0.0
-        found.append(DrawnWork(work.stream, kind, counts[kind], start - began, end - began, tail))
+        streams.append(DrawnWork(work.stream, kind, counts[kind], start - began, end - began, tail))
         counts[kind] += 1
-    return tuple(found)
+    return tuple(streams)
 
 
 def _kind(work: StreamWork) -> WorkKind:

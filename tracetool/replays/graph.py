@@ -222,7 +222,7 @@ class _Builder:
             (TaskKind.COPY, copy[has_copy], sent[has_copy]), (TaskKind.MOVE, onward.move, onward.message),
             (TaskKind.ARRIVE, onward.head, onward.message), (TaskKind.ARRIVE, onward.tail, onward.message),
         )  # fmt: skip
-        kinds, ranks, subjects = self._told(tasks, of_message)
+        kinds, ranks, subjects = self._of_tasks(tasks, of_message)
         return TaskGraph(
             flow=flow, kinds=kinds, ranks=ranks, subjects=subjects, leaves=self._leaves(tasks, recv, arrive),
             before=before, after=after, successors=rows_by(before, after, tasks), compute=self._compute, onward=onward,
@@ -342,7 +342,9 @@ class _Builder:
             leaves[recv[self._crossing] + 1] = -1
         return leaves
 
-    def _told(self, tasks: int, of_message: Sequence[tuple[TaskKind, Int32s, Int32s]]) -> tuple[Int8s, Int32s, Int32s]:
+    def _of_tasks(
+        self, tasks: int, of_message: Sequence[tuple[TaskKind, Int32s, Int32s]]
+    ) -> tuple[Int8s, Int32s, Int32s]:
         """Kind, rank and subject of every task."""
         import numpy as np
 

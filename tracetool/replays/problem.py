@@ -59,8 +59,8 @@ def pose(pipeline: Pipeline, shape: PipelineShape, scenario: Scenario) -> Posed:
         {kind: [costs.action(Action(s, kind, j)) for j in range(shape.microbatches)] for kind in kinds}
         for s in range(shape.stages)
     ]
-    stages = tuple(_stage(found, split=split) for found in samples)
-    beyond = [_beyond_in_flight(found) for found in samples]
+    stages = tuple(_stage(sample, split=split) for sample in samples)
+    beyond = [_beyond_in_flight(sample) for sample in samples]
     hop = _hops(costs, shape, scenario)
     problem = Problem(
         shape=shape,

@@ -74,7 +74,7 @@ class Replayer:
     def replay_many(self, scenarios: Sequence[Scenario]) -> list[StepTimes]:
         """See the function ``replay_many``."""
         alike: dict[tuple[Scenario, int], list[int]] = {}
-        found: dict[int, StepTimes] = {}
+        times: dict[int, StepTimes] = {}
         alone = [_alone(scenario) for scenario in scenarios]
         for number, scenario in enumerate(alone):
             scenario.topology.check(self._schedule.shape.ranks)
@@ -85,8 +85,8 @@ class Replayer:
                 pipeline = with_shares(self._pipeline, same[1])
                 self._together[same] = _Together(pipeline, self._schedule, alone[numbers[0]])
             steps = self._together[same].run([alone[number].topology for number in numbers])
-            found.update(zip(numbers, steps, strict=True))
-        return [found[number] for number in range(len(scenarios))]
+            times.update(zip(numbers, steps, strict=True))
+        return [times[number] for number in range(len(scenarios))]
 
 
 def _shares(scenario: Scenario) -> int:

@@ -99,10 +99,10 @@ def make_plan(
         before = np.append(before, nodes + np.arange(len(released))).astype(np.int32)
         after, nodes = np.append(after, released).astype(np.int32), nodes + len(released)
         classes = np.append(classes, first_release + np.arange(len(released))).astype(np.int32)
-    found = _order(before, after, nodes, graph.successors if not len(moves) and released is None else None)
-    if found is None:
+    ordered = _order(before, after, nodes, graph.successors if not len(moves) and released is None else None)
+    if ordered is None:
         return None
-    order, levels = found
+    order, levels = ordered
     place = np.empty(nodes, np.int32)
     place[order] = np.arange(nodes)
     return NodeOrder(

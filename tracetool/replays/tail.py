@@ -131,14 +131,14 @@ class _Run:
 
 
 def _numbered(visits: Sequence[Visit]) -> list[tuple[str, int] | None]:
-    seen: Counter[str] = Counter()
+    counts: Counter[str] = Counter()
     names: list[tuple[str, int] | None] = []
     for visit in visits:
         if visit.meet is None:
             names.append(None)
             continue
-        names.append((visit.meet, seen[visit.meet]))
-        seen[visit.meet] += 1
+        names.append((visit.meet, counts[visit.meet]))
+        counts[visit.meet] += 1
     return names
 
 
@@ -170,13 +170,13 @@ class LinkQueues:
 
     def end_ns(self, use: CollectiveUse, start_ns: int) -> int:
         """When a collective that its ranks begin at a time ends; its links are taken until it has moved its bytes."""
-        found = self._over_links(use)
-        if found is None:
+        at_ns = self._over_links(use)
+        if at_ns is None:
             return start_ns + use.own_ns
-        start = max([start_ns, *(self._free_ns.get(link, 0) for link in found.links)])
-        self._free_ns |= dict.fromkeys(found.links, start + found.occupied_ns)
-        end = start + found.duration_ns
-        self._moved[_alike(use), end] = Moved(found.links, start, start + found.occupied_ns)
+        start = max([start_ns, *(self._free_ns.get(link, 0) for link in at_ns.links)])
+        self._free_ns |= dict.fromkeys(at_ns.links, start + at_ns.occupied_ns)
+        end = start + at_ns.duration_ns
+        self._moved[_alike(use), end] = Moved(at_ns.links, start, start + at_ns.occupied_ns)
         return end
 
     def moved(self, use: CollectiveUse, end_ns: int) -> Moved:

@@ -155,10 +155,10 @@ def parse_names(names: str | Sequence[str]) -> list[str]:
     """
     if not isinstance(names, str):
         return list(names)
-    found = [part.strip() for part in names.split(",") if part.strip()]
-    if not found:
+    parsed = [part.strip() for part in names.split(",") if part.strip()]
+    if not parsed:
         raise ScenarioError(f"{Option.SCHEDULES} names no schedule.", hint=f"as in {Option.SCHEDULES('1f1b,geopipe')}")
-    return list(dict.fromkeys(found))
+    return list(dict.fromkeys(parsed))
 
 
 @checked

@@ -90,10 +90,10 @@ class Problem:
     @cached_property
     def stages_of(self) -> tuple[tuple[int, ...], ...]:
         """Stages of each rank."""
-        found: list[list[int]] = [[] for _ in range(self.shape.ranks)]
+        stages: list[list[int]] = [[] for _ in range(self.shape.ranks)]
         for stage in range(self.shape.stages):
-            found[self.shape.rank_of(stage)].append(stage)
-        return tuple(map(tuple, found))
+            stages[self.shape.rank_of(stage)].append(stage)
+        return tuple(map(tuple, stages))
 
     def duration_ns(self, stage: int, kind: ActionKind) -> int:
         """Time of one action."""

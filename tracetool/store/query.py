@@ -281,7 +281,7 @@ def _frame(relation: duckdb.DuckDBPyRelation) -> pl.DataFrame:
     frame = cast("pl.DataFrame", relation.pl())
     whole = [name for name, kind in frame.schema.items() if isinstance(kind, pl.Decimal) and not kind.scale]
     casts = [frame[name].cast(pl.Int64, strict=False) for name in whole]
-    return frame.with_columns(found for found in casts if found.null_count() == frame[found.name].null_count())
+    return frame.with_columns(column for column in casts if column.null_count() == frame[column.name].null_count())
 
 
 def _with_int64(table: pa.Table) -> pa.Table:
@@ -359,8 +359,8 @@ def macro_docs() -> dict[str, str]:
 
 
 def _docs(pattern: str, text: str) -> dict[str, str]:
-    found = re.findall(pattern + r" IS '((?:[^']|'')*)'", text)
-    return {name: doc.replace("''", "'") for name, doc in cast("list[tuple[str, str]]", found)}
+    docs = re.findall(pattern + r" IS '((?:[^']|'')*)'", text)
+    return {name: doc.replace("''", "'") for name, doc in cast("list[tuple[str, str]]", docs)}
 
 
 class Example(msgspec.Struct, frozen=True):

@@ -59,9 +59,9 @@ class _OwnValues(pickle.Unpickler):
         """A dataclass, named tuple or enumeration of the product."""
         if (module, name) == ("builtins", "getattr"):
             return _member  # how Python 3.11.2 writes members of enumerations
-        found = getattr(import_module(module), name) if module.startswith(f"{_PACKAGE}.") else None
-        if isinstance(found, type) and (issubclass(found, Enum | tuple) or is_dataclass(found)):
-            return found
+        value = getattr(import_module(module), name) if module.startswith(f"{_PACKAGE}.") else None
+        if isinstance(value, type) and (issubclass(value, Enum | tuple) or is_dataclass(value)):
+            return value
         raise pickle.UnpicklingError(f"{module}.{name} is no value")
 
 
@@ -255,8 +255,8 @@ class Run(Lens):
             if column not in known:
                 raise UnknownName(f"column of {name}", column, known)
         if name in self._through or name in self._later:
-            found = self.arrow(f"SELECT {', '.join(chosen)} FROM {name}")
-            return found.cast(TABLES[name].arrow_schema(chosen))
+            rows = self.arrow(f"SELECT {', '.join(chosen)} FROM {name}")
+            return rows.cast(TABLES[name].arrow_schema(chosen))
         return read_parts(self.path, name, chosen)
 
     @property

@@ -100,23 +100,23 @@ def parse_warm_ups(text: str) -> tuple[WarmUp, ...]:
     Raises:
         ScenarioError: If one is none of these.
     """
-    found: list[WarmUp] = []
+    depths: list[WarmUp] = []
     for part in (part.strip() for part in text.split(";")):
         span = re.fullmatch(r"(\d+)\.\.(\d+)", part)
         if part == "auto":
-            found.append(None)
+            depths.append(None)
         elif span is not None and int(span[1]) <= int(span[2]) < _MOST_VALUES:
-            found += range(int(span[1]), int(span[2]) + 1)
+            depths += range(int(span[1]), int(span[2]) + 1)
         elif re.fullmatch(r"\d+", part):
-            found.append(int(part))
+            depths.append(int(part))
         elif re.fullmatch(r"\d+(,\d+)+", part):
-            found.append(tuple(map(int, part.split(","))))
+            depths.append(tuple(map(int, part.split(","))))
         else:
             raise ScenarioError(
                 f"{part!r} is no number of extra forwards.",
                 hint="auto, 0..4 (per boundary) or 2,2,0,0;3,3,0,0 (per rank)",
             )
-    return tuple(dict.fromkeys(found))
+    return tuple(dict.fromkeys(depths))
 
 
 def _whole(text: str) -> int:
@@ -126,13 +126,13 @@ def _whole(text: str) -> int:
 
 
 def _values(text: str, parse: Callable[[str], int], per_octave: int) -> tuple[int, ...]:
-    found: list[int] = []
+    values: list[int] = []
     for part in text.split(","):
         match = _RANGE.match(part.strip())
         if match is None and ".." in part:
             raise BadQuantity(f"{part.strip()!r} is no range.", hint="name both ends, as in 10..800Gbit/s or 1..40ms*8")
-        found += [parse(part)] if match is None else _range(part.strip(), match, parse, per_octave)
-    return tuple(dict.fromkeys(found))
+        values += [parse(part)] if match is None else _range(part.strip(), match, parse, per_octave)
+    return tuple(dict.fromkeys(values))
 
 
 def _range(text: str, match: re.Match[str], parse: Callable[[str], int], per_octave: int) -> list[int]:
@@ -157,7 +157,7 @@ def _range(text: str, match: re.Match[str], parse: Callable[[str], int], per_oct
 
 @checked
 def grid(
-    found: Reconstruction,
+    recording: Reconstruction,
     schedules: str | Sequence[str] | None = None,
     *,
     dc: str | Sequence[str] = (),
@@ -173,7 +173,7 @@ def grid(
     """Make a grid from text; its arguments are the options of ``tracetool sweep``.
 
     Args:
-        found: A reconstructed Run.
+        recording: A reconstructed Run.
         schedules: Names, in a list or with commas between them; by default all that need no search.
         dc: Where ranks sit, as ``scenario`` takes it; several are compared.
         bandwidth: Of every link that the scenario does not fix: a list such as ``25Gbit/s,100Gbit/s`` or a range such
@@ -208,8 +208,8 @@ def grid(
     )
     maps = [dc] if isinstance(dc, str) else dc
     shared = asked.scenario if scenario is None else scenario
-    placed_there = replace(asked, scenario=shared, dcs=tuple(places(text, found) for text in maps))
-    placed_there.check(len(found.observed.global_ranks))
+    placed_there = replace(asked, scenario=shared, dcs=tuple(places(text, recording) for text in maps))
+    placed_there.check(len(recording.observed.global_ranks))
     return placed_there
 
 
@@ -307,7 +307,7 @@ def _modes(text: str) -> tuple[P2PMode, ...]:
 
 
 def over_tiers(
-    grid: Grid, network: NetworkChoice | str | Path, tiers: str | Sequence[str], found: Reconstruction
+    grid: Grid, network: NetworkChoice | str | Path, tiers: str | Sequence[str], recording: Reconstruction
 ) -> list[Grid]:
     """The grid on a network, once for each combination of figures of its tiers.
 
@@ -316,7 +316,7 @@ def over_tiers(
         network: The network, or the TOML file of one.
         tiers: Figures to sweep, as in ``dc.bandwidth=100..800Gbit/s``; of bandwidth, latency, oversubscription, size
             and connections of any tier.
-        found: A reconstructed Run: where its ranks are on the network.
+        recording: A reconstructed Run: where its ranks are on the network.
 
     Returns:
         Grids that are named by the figures.
@@ -340,7 +340,7 @@ def over_tiers(
         changed = choice
         for tier, figure, value, _ in figures:
             changed = changed.with_figure(tier, figure, value)
-        topology = seated(changed, found)
+        topology = seated(changed, recording)
         name = ", ".join(text for *_, text in figures) or None
         grids.append(replace(grid, name=name, scenario=replace(grid.scenario, topology=topology)))
     return grids
@@ -376,10 +376,10 @@ def _ratio(text: str) -> float:
     return value
 
 
-def places(text: str, found: Reconstruction) -> Topology:
+def places(text: str, recording: Reconstruction) -> Topology:
     """Where the ranks of a recording sit by a map.
 
     Raises:
         BadTopology: If it leaves a rank of the pipeline out.
     """
-    return placed(Topology(), read_dc_map(text), found)
+    return placed(Topology(), read_dc_map(text), recording)

@@ -90,9 +90,9 @@ def bandwidth_knee(latency_ns: int) -> Seek:
     while above > _SLOWEST_BYTES_PER_S:
         below = max(_SLOWEST_BYTES_PER_S, above >> _BLOCK)
         octaves = [below << n for n in range((above // below).bit_length())]
-        found = yield from _highest(paid, (yield from _held(paid, octaves)))
-        if found is not None:
-            return found[1]
+        knee = yield from _highest(paid, (yield from _held(paid, octaves)))
+        if knee is not None:
+            return knee[1]
         above = below
     return None
 
@@ -113,8 +113,8 @@ def hidden_latency(floor_ns: Callable[[int], int]) -> Seek:
 
     hidden = _Condition(lambda latency_ns: [(latency_ns, UNLIMITED_BYTES_PER_S)], hides)
     held = yield from _held(hidden, [_LEAST_LATENCY_NS << n for n in range(_OCTAVES)])
-    found = yield from _highest(hidden, held)
-    return 0 if found is None else found[0]
+    knee = yield from _highest(hidden, held)
+    return 0 if knee is None else knee[0]
 
 
 def _held(condition: _Condition, values: Sequence[int]) -> Generator[list[Figures], list[Took], list[_Held]]:
@@ -145,9 +145,9 @@ def _highest(condition: _Condition, held: Sequence[_Held], parts: Sequence[int] 
         if is_sought and parts and width > 1:
             inner = [low.value + width * n // parts[0] for n in range(1, parts[0])]
             tried = yield from _held(condition, [value for value in dict.fromkeys(inner) if value > low.value])
-            found = yield from _highest(condition, [low, *tried, high], parts[1:])
-            if found is not None:
-                return found
+            highest = yield from _highest(condition, [low, *tried, high], parts[1:])
+            if highest is not None:
+                return highest
         elif low.holds:
             return low.value, high.value
     return None
@@ -160,7 +160,7 @@ def drive(seeks: Mapping[_Key, Seek], replay: Callable[[list[Figures]], list[Too
         seeks: The searches.
         replay: What the step takes over each of some links.
     """
-    found: dict[_Key, int | None] = {}
+    values: dict[_Key, int | None] = {}
     asked: dict[_Key, list[Figures]] = {}
     known: dict[Figures, Took] = {}
     answers: dict[_Key, list[Took] | None] = dict.fromkeys(seeks)
@@ -169,9 +169,9 @@ def drive(seeks: Mapping[_Key, Seek], replay: Callable[[list[Figures]], list[Too
             try:
                 asked[key] = next(seeks[key]) if answer is None else seeks[key].send(answer)
             except StopIteration as done:
-                found[key] = done.value
+                values[key] = done.value
                 del answers[key]
         links = [link for link in dict.fromkeys(p for key in answers for p in asked[key]) if link not in known]
         known.update(zip(links, replay(links) if links else [], strict=True))
         answers = {key: [known[link] for link in asked[key]] for key in answers}
-    return found
+    return values

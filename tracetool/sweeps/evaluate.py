@@ -56,7 +56,7 @@ def evaluate(piece: ColumnPiece, advance: Callable[[int], None]) -> list[SweepPo
 
     Args:
         piece: The column and what it is about.
-        advance: Told how many points are done.
+        advance: OrderFacts how many points are done.
     """
     points = Evaluator(piece).points(piece.column.links)
     advance(len(points))
@@ -69,11 +69,11 @@ class KnownOrders:
 
     Attributes:
         replays: Its replays; None before the first.
-        told: By its extra forwards, what holds of an order over all links.
+        facts: By its extra forwards, what holds of an order over all links.
     """
 
     replays: Replays | None = None
-    told: dict[Depth | None, Told] = field(default_factory=dict)
+    facts: dict[Depth | None, OrderFacts] = field(default_factory=dict)
 
 
 class Evaluator:
@@ -196,13 +196,13 @@ class Evaluator:
         own = self._piece.own_error
         return None if own is None else known_error(self._piece.pipeline, order, mode, scenario, own)
 
-    def _of_order(self, order: Schedule, extra: Depth | None, mode: P2PMode) -> Told:
+    def _of_order(self, order: Schedule, extra: Depth | None, mode: P2PMode) -> OrderFacts:
         """What holds of an order over all links: what its predictions rest on, and its digest."""
-        told = None if needs_costs(self._column.schedule) else self._known.told.get(extra)
-        if told is None:
+        facts = None if needs_costs(self._column.schedule) else self._known.facts.get(extra)
+        if facts is None:
             reasons = rests_on(self._piece.pipeline, self._column.schedule, order, mode)
-            told = self._known.told[extra] = {"rests_on": reasons, "order_digest": order.order_digest}
-        return told
+            facts = self._known.facts[extra] = {"rests_on": reasons, "order_digest": order.order_digest}
+        return facts
 
     def _refused(self, place: _Place, error: ScheduleError | ScenarioError) -> SweepPoint:
         links, limit = place
@@ -223,7 +223,7 @@ class Evaluator:
         )
 
 
-class Told(TypedDict):
+class OrderFacts(TypedDict):
     """What predictions of an order rest on, and its digest."""
 
     rests_on: tuple[str, ...]

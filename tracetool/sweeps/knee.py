@@ -64,12 +64,12 @@ def seek(piece: ColumnPiece, advance: Callable[[int], None]) -> list[Knee]:
     column = piece.column
     swept = [links.latency_ns for links in column.links if links.latency_ns is not None]
     knees: list[Knee] = []
-    same: list[_Found] | None = None
+    same: list[_Bend] | None = None
     known = KnownOrders()
     for limit in column.hbm_bytes if swept and not needs_costs(column.schedule) else ():
         place = _Place(replace(piece, column=replace(column, hbm_bytes=(limit,))), swept, known)
         try:
-            same = place.found() if same is None or place.is_deepening else same
+            same = place.bends() if same is None or place.is_deepening else same
             knees += place.knees(same)
         except ScheduleError:
             break  # its points say why
@@ -78,7 +78,7 @@ def seek(piece: ColumnPiece, advance: Callable[[int], None]) -> list[Knee]:
 
 
 @dataclass(frozen=True, slots=True)
-class _Found:
+class _Bend:
     """What was sought at one latency."""
 
     latency_ns: int
@@ -105,7 +105,7 @@ class _Place:
         column = self._piece.column
         return tuning_of(column.schedule) is not None and column.warm_up is None
 
-    def found(self) -> list[_Found]:
+    def bends(self) -> list[_Bend]:
         """What there is to say at each latency.
 
         Raises:
@@ -124,7 +124,7 @@ class _Place:
             ),
         }.get(hidden)
         return [
-            _Found(latency, results[latency], hidden or None, cost, tuple(filter(None, (about, why))))
+            _Bend(latency, results[latency], hidden or None, cost, tuple(filter(None, (about, why))))
             for latency, (cost, why) in zip(self._latencies, costs, strict=True)
         ]
 
@@ -195,28 +195,28 @@ class _Place:
         grown = [b - a for a, b in zip(*needs, strict=True) if a is not None and b is not None]
         return max(grown) if len(grown) == shape.ranks else None
 
-    def knees(self, found: Sequence[_Found]) -> list[Knee]:
+    def knees(self, bends: Sequence[_Bend]) -> list[Knee]:
         """The knees, with what was held."""
         column = self._piece.column
         over = [column.ways.at(latency, UNLIMITED_BYTES_PER_S) for latency in self._latencies]
-        return [_knee(self._piece, point, one) for point, one in zip(self._evaluator.points(over), found, strict=True)]
+        return [_knee(self._piece, point, one) for point, one in zip(self._evaluator.points(over), bends, strict=True)]
 
 
-def _knee(piece: ColumnPiece, point: SweepPoint, found: _Found) -> Knee:
+def _knee(piece: ColumnPiece, point: SweepPoint, bend: _Bend) -> Knee:
     column = piece.column
     lacking = [replace(one, text=f"does not fit: {one.text}") for one in point.remarks if point.feasible is False]
     return Knee(
         schedule=point.schedule,
-        bandwidth_bytes_per_s=found.bandwidth,
-        hidden_latency_ns=found.hidden_ns,
-        hbm_bytes_per_hidden_ms=found.hbm_bytes_per_ms,
-        remarks=(*found.remarks, *lacking),
+        bandwidth_bytes_per_s=bend.bandwidth,
+        hidden_latency_ns=bend.hidden_ns,
+        hbm_bytes_per_hidden_ms=bend.hbm_bytes_per_ms,
+        remarks=(*bend.remarks, *lacking),
         extra_forwards=None if column.warm_up is None else point.extra_forwards,
         microbatches=point.microbatches,
         p2p=point.p2p,
         hbm_bytes=point.hbm_bytes,
         dcs=point.dcs,
-        at_latency_ns=found.latency_ns,
+        at_latency_ns=bend.latency_ns,
         at_bandwidth_bytes_per_s=UNLIMITED_BYTES_PER_S,
         scenario=column.name,
         overlap=point.overlap,

@@ -173,7 +173,7 @@ class Replays:
 
     def _chosen(self, tuning: Tuning, scenarios: Sequence[Scenario]) -> list[WarmUps]:
         searches = [search_warm_ups(tuning, self._pipeline, self._shape, each, self._cycle_ns) for each in scenarios]
-        found: dict[int, WarmUps] = {}
+        chosen: dict[int, WarmUps] = {}
         answers: dict[int, list[Tried | None] | None] = dict.fromkeys(range(len(scenarios)))
         while answers:
             asked: dict[int, list[Depth]] = {}
@@ -182,14 +182,14 @@ class Replays:
                     search = searches[number]
                     asked[number] = next(search) if answer is None else search.send(answer)
                 except StopIteration as done:
-                    found[number] = done.value
+                    chosen[number] = done.value
             wanted: dict[Depth | None, list[Topology]] = {}
             for number, extras in asked.items():
                 for extra in extras:
                     wanted.setdefault(extra, []).append(scenarios[number].topology)
             self.load(wanted)
             answers = {n: [self._tried(extra, scenarios[n]) for extra in extras] for n, extras in asked.items()}
-        return [found[number] for number in range(len(scenarios))]
+        return [chosen[number] for number in range(len(scenarios))]
 
     def _tried(self, extra: Depth, scenario: Scenario) -> Tried | None:
         if extra in self._stuck:

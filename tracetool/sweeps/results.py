@@ -242,7 +242,7 @@ def best_of_each(
     for point in (*points, *now):
         scenarios.setdefault(scenario_of(point), []).extend(filter(None, (point, point.closer)))
     names = {m: recorded_schedule(pipeline.observed, m) for m in {point.microbatches for point in points}}
-    found = []
+    best = []
     is_recorded = recorded_test(pipeline)
     asked = [(candidates, names[candidates[0].microbatches]) for candidates in scenarios.values()]
     if beside is None:
@@ -252,7 +252,7 @@ def best_of_each(
         every = [choose(candidates, is_recorded, name, beside) for candidates, name in asked]
     for (candidates, name), chosen in zip(asked, every, strict=True):
         recorded = next((one for one in candidates if one.schedule == name and one.step_ns), None)
-        found.append(
+        best.append(
             Best(
                 among=candidates[0],
                 point=chosen.best,
@@ -262,7 +262,7 @@ def best_of_each(
                 unchecked=unchecked(candidates),
             )
         )
-    return tuple(found)
+    return tuple(best)
 
 
 @dataclass(frozen=True, slots=True)
@@ -295,13 +295,13 @@ def layers_of_each(best: Sequence[Best], layered: Mapping[LayerOverlap, LayersEr
 
     run = [each.point for each in best if each.point is not None]
     plain = {_around_layers(point): point for point in run if point.overlap == NO_OVERLAP}
-    found = []
+    layers = []
     for point in run:
         base = plain.get(_around_layers(point))
         if base is not None and point.overlap != NO_OVERLAP:
             overlap, mine = step(point)
-            found.append(SweptLayers(base, point, layers_gain(overlap, step(base)[1], mine)))
-    return tuple(found)
+            layers.append(SweptLayers(base, point, layers_gain(overlap, step(base)[1], mine)))
+    return tuple(layers)
 
 
 def without_twins(points: Sequence[SweepPoint], pipeline: Pipeline) -> list[SweepPoint]:

@@ -28,7 +28,7 @@ from tracetool.whatif.best import UNPROVEN_MARK, UNPROVEN_TEXT, default_schedule
 from tracetool.whatif.decision import today_of
 from tracetool.whatif.depth import shortest_cycle_ns
 from tracetool.whatif.layers import layers_error
-from tracetool.whatif.own_error import distrust, is_like_the_recordings
+from tracetool.whatif.own_error import is_like_the_recordings, own_error_notices
 from tracetool.whatif.remarks import collective_notes, host_notes, slowdown_notes
 
 if TYPE_CHECKING:
@@ -42,11 +42,11 @@ if TYPE_CHECKING:
     from tracetool.whatif.best import Way
 
 
-def notes_of(found: Reconstruction, grids: Sequence[Grid], points: Sequence[SweepPoint]) -> tuple[Notice, ...]:
+def notes_of(recording: Reconstruction, grids: Sequence[Grid], points: Sequence[SweepPoint]) -> tuple[Notice, ...]:
     """What holds for all points: how far replay misses the recording, and what was not checked or left out."""
-    pipeline = found.pipeline
-    fidelity, own = fidelity_of(found)
-    notes = Notices(distrust(own))
+    pipeline = recording.pipeline
+    fidelity, own = fidelity_of(recording)
+    notes = Notices(own_error_notices(own))
     notes.add(
         NoticeCode.OWN_REPLAYED,
         f"fidelity: the recorded order, replayed, differs by {fidelity.error_ratio:+.2%} from what was recorded",
@@ -65,8 +65,8 @@ def notes_of(found: Reconstruction, grids: Sequence[Grid], points: Sequence[Swee
         for link in shared:
             notes.add(NoticeCode.LINKS_FIXED, f"link {link} stays as given", subject=SubjectKind.LINK(link.name))
     else:
-        told = {name: ", ".join(map(str, each)) for name, each in links.items() if each}
-        notes += [Notice(NoticeCode.LINKS_DIFFER, f"scenario {name}: {each}") for name, each in told.items()]
+        texts = {name: ", ".join(map(str, each)) for name, each in links.items() if each}
+        notes += [Notice(NoticeCode.LINKS_DIFFER, f"scenario {name}: {each}") for name, each in texts.items()]
     repeated = max(grid.repeated_maps for grid in grids)
     if repeated:
         notes.add(
@@ -100,7 +100,7 @@ def notes_of(found: Reconstruction, grids: Sequence[Grid], points: Sequence[Swee
     places = dict.fromkeys(column.links[0].topology for grid in grids for column in grid.columns())
     crossing = (collective_notes(pipeline, Scenario(topology)) for topology in places)
     notes += dict.fromkeys(note for of_map in crossing for note in of_map)
-    return (*found.notes, *host_notes(found), *notes)
+    return (*recording.notes, *host_notes(recording), *notes)
 
 
 _WORTH_ACTIONS = 2_000_000
@@ -115,7 +115,7 @@ _LARGEST_PIECE = 500
 
 @checked
 def sweep(
-    found: Reconstruction | Pipeline,
+    recording: Reconstruction | Pipeline,
     grids: Grid | Sequence[Grid],
     *,
     progress: Progress | None = None,
@@ -130,7 +130,7 @@ def sweep(
     """Replay every point of one or several grids.
 
     Args:
-        found: A reconstructed Run, or the pipeline of one.
+        recording: A reconstructed Run, or the pipeline of one.
         grids: What to combine; several are done one after another.
         progress: Told how many points there are, and how many are done.
         jobs: Worker processes; by default as many as cores and the size of the grids allow.
@@ -155,13 +155,15 @@ def sweep(
         >>> [(point.schedule, point.step_ns) for point in tt.sweep(found, grid, knees=False).best_first()]
         [('geopipe', 319617225), ('1f1b', 347225311)]
     """
-    pipeline = found if isinstance(found, Pipeline) else found.pipeline
+    pipeline = recording if isinstance(recording, Pipeline) else recording.pipeline
     observed = pipeline.observed
     asked = [grids] if isinstance(grids, Grid) else list(grids)
     grids = [grid if grid.schedules else replace(grid, schedules=tuple(default_schedules(observed))) for grid in asked]
     for grid in grids:
         grid.check(observed.shape.ranks)
-    own = None if isinstance(found, Pipeline) or not is_like_the_recordings(found) else fidelity_of(found)[1]
+    own = (
+        None if isinstance(recording, Pipeline) or not is_like_the_recordings(recording) else fidelity_of(recording)[1]
+    )
 
     layered = {overlap: with_layers(pipeline, overlap) for grid in grids for overlap in (AS_RECORDED, *grid.overlaps)}
     # What layers took as recorded is no business of those who replay points.
@@ -199,10 +201,10 @@ def sweep(
         bent = workers.run(seek, bends, [1] * len(bends))
     errors = {overlap: layers_error(one) for overlap, one in layered.items()}
     done = Sweep(tuple(points), tuple(bent), (), best, layers=layers_of_each(best, errors))
-    if isinstance(found, Pipeline):
+    if isinstance(recording, Pipeline):
         return done
-    today = today_of(pipeline, measure(found.observed).step_ns)
-    return replace(done, notes=notes_of(found, grids, points), today=today)
+    today = today_of(pipeline, measure(recording.observed).step_ns)
+    return replace(done, notes=notes_of(recording, grids, points), today=today)
 
 
 def _priced(pieces: Sequence[ColumnPiece], points: Sequence[SweepPoint], price: Price) -> list[SweepPoint]:
@@ -241,7 +243,7 @@ class _Workers:
             done = on_cluster(work, tasks, [sizes[number] for number in turns], self.progress, self.executor)
         else:
             done = in_processes(work, tasks, self.progress, count) if tasks else []
-        return [one for _, found in sorted(zip(turns, done, strict=True), key=lambda pair: pair[0]) for one in found]
+        return [one for _, points in sorted(zip(turns, done, strict=True), key=lambda pair: pair[0]) for one in points]
 
 
 def _actions(piece: ColumnPiece) -> int:

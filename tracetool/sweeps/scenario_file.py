@@ -58,12 +58,12 @@ def read_scenarios(path: Path) -> list[NamedScenario]:
     Raises:
         ScenarioError: If it cannot be read, is no TOML, or a key is unknown, missing or of another type.
     """
-    found = read_toml(path, ScenarioFile, hint=_HINT).scenario
-    names = [scenario.name for scenario in found]
+    entries = read_toml(path, ScenarioFile, hint=_HINT).scenario
+    names = [scenario.name for scenario in entries]
     twice = next((name for name in names if names.count(name) > 1), None)
     if twice is not None:
         raise ScenarioError(f"{path}: two scenarios are called {twice!r}.", hint="give each a name of its own")
-    return found
+    return entries
 
 
 def grids_of(
@@ -110,7 +110,7 @@ def _grid(scenario: NamedScenario, at: str, base: Grid, places_of: Callable[[str
     if scenario.pipelines_on_link is not None:
         grid = replace(grid, scenario=replace(grid.scenario, pipelines=scenario.pipelines_on_link))
     if scenario.links:
-        found = [parsed(f"{at}.links[{i}]", text, parse_link) for i, text in enumerate(scenario.links)]
-        links = tuple(link for directions in found for link in directions)
+        given = [parsed(f"{at}.links[{i}]", text, parse_link) for i, text in enumerate(scenario.links)]
+        links = tuple(link for directions in given for link in directions)
         grid = replace(grid, scenario=replace(grid.scenario, topology=replace(grid.scenario.topology, links=links)))
     return grid

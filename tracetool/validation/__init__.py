@@ -138,11 +138,11 @@ def validate(sources: Sources, measurements: Measurements, progress: Progress | 
 def _row(step: MeasuredStep, measurements: Measurements, run: Reconstruction, predictor: _Predictor) -> PredictedRow:
     try:
         check_row(step, {**measurements.model, **(step.model or {})}, run)
-        found = predictor.predict(step)
+        prediction = predictor.predict(step)
     except TraceToolError as error:
         hint = f" ({error.hint})" if error.hint else ""
         return PredictedRow(step, reason=error.message + hint)
-    return PredictedRow(step, found, _in_order_of(step, found.peak_bytes, run.observed.global_ranks))
+    return PredictedRow(step, prediction, _in_order_of(step, prediction.peak_bytes, run.observed.global_ranks))
 
 
 def _in_order_of(

@@ -223,10 +223,10 @@ def _json(data: bytes, name: str) -> Any:
         raise BadMeasurement(f"{name} holds {word}, which is no JSON number.", hint="write null where nothing is known")
 
     def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        if len(found := dict(pairs)) < len(pairs):
+        if len(values := dict(pairs)) < len(pairs):
             twice = next(key for key, count in Counter(key for key, _ in pairs).items() if count > 1)
             raise BadMeasurement(f"{name}: the key {twice!r} stands twice in one object.", hint="leave one of them")
-        return found
+        return values
 
     try:
         text = data.decode("utf-8-sig")

@@ -21,7 +21,7 @@ from tracetool.whatif.depth import choose_warm_ups
 from tracetool.whatif.job import evaluate_joined, pipeline_notes, refuse_of_one, slowest_found
 from tracetool.whatif.layers import gain_note, layers_error
 from tracetool.whatif.memory_limit import all_fit, find_shortage
-from tracetool.whatif.own_error import distrust, is_like_the_recordings, own_miss
+from tracetool.whatif.own_error import is_like_the_recordings, own_error_notices, own_miss
 from tracetool.whatif.remarks import (
     ResultRemarks,
     derived_remarks,
@@ -50,7 +50,7 @@ __all__ = ["Answer", "Fidelity", "Refused", "Result", "answer", "fidelity_of", "
 
 @checked
 def answer(
-    found: Reconstruction,
+    recording: Reconstruction,
     schedules: str | Sequence[str],
     scenario: Scenario | None = None,
     *,
@@ -66,7 +66,7 @@ def answer(
     """Replay schedules in a scenario and compare them with a baseline.
 
     Args:
-        found: A reconstructed Run.
+        recording: A reconstructed Run.
         schedules: Names, as ``build_schedule`` or torch has them (``schedules.names``); a list, or with commas.
         scenario: What differs from the measurement; by default nothing.
         baseline: Schedule to compare with; by default the recorded order, by its name if it has one.
@@ -97,13 +97,13 @@ def answer(
     sorted_pipelines = pipelines.sorted if isinstance(pipelines, WholeJob) else pipelines
     if job is not None:
         refuse_of_one(jitter=jitter_seed is not None, each_step=bool(each_step))
-        found = slowest_found(job)
-    pipeline = found.pipeline
+        recording = slowest_found(job)
+    pipeline = recording.pipeline
     observed = pipeline.observed
     scenario.topology.check(observed.shape.ranks)
     shape = replace(observed.shape, microbatches=scenario.microbatches or observed.shape.microbatches)
     baseline = recorded_schedule(observed, scenario.microbatches) if baseline is None else baseline
-    renamed = [told for asked in dict.fromkeys((*schedules, baseline)) if (told := named_here(asked))]
+    renamed = [meant for asked in dict.fromkeys((*schedules, baseline)) if (meant := named_here(asked))]
     schedules, baseline = list(dict.fromkeys(map(schedule_name, schedules))), schedule_name(baseline)
     if extra_forwards is not None:
         refuse_unheeded("extra forwards", schedules)
@@ -119,7 +119,7 @@ def answer(
             hint=f"add {Option.DC} and {Option.LINK}",
         )
     known = recognise(observed)
-    notes = Notices([*(Notice(NoticeCode.NAME_MEANT, told) for told in renamed), *found.notes])
+    notes = Notices([*(Notice(NoticeCode.NAME_MEANT, meant) for meant in renamed), *recording.notes])
     if not observed.has_backwards and baseline == REFERENCE:
         baseline = OBSERVED
         notes.add(
@@ -129,12 +129,12 @@ def answer(
     if observed.shape.chunks > 1 and baseline == REFERENCE:
         baseline = OBSERVED
         notes.add(NoticeCode.BASELINE_OBSERVED, "the baseline is the observed order: 1f1b needs one stage per rank")
-    seen = measure(found.observed)
-    fidelity, own_error = fidelity_of(found)
-    is_like = is_like_the_recordings(found)
+    recorded = measure(recording.observed)
+    fidelity, own_error = fidelity_of(recording)
+    is_like = is_like_the_recordings(recording)
     how = _How(
         shape=shape, scenario=scenario, chunks=chunks, own_error=own_error, is_like=is_like, jitter_seed=jitter_seed,
-        time_limit_s=time_limit_s, each_step=each_step, job=job, taken=found.taken,
+        time_limit_s=time_limit_s, each_step=each_step, job=job, taken=recording.taken,
     )  # fmt: skip
     progress = progress or unasked()
     progress.start(1 + len(schedules))
@@ -147,12 +147,12 @@ def answer(
     closer = [result for name in tuned for result in _closer(pipeline, name, how)]
     best = choose([base, *results, *closer], recorded_test(pipeline), baseline).best
     results += [result for result in closer if result is best]
-    every_note = (*notes, *host_notes(found), *notes_of(pipeline, scenario, [base, *results]))
+    every_note = (*notes, *host_notes(recording), *notes_of(pipeline, scenario, [base, *results]))
     return Answer(
-        pipeline=pipeline, observed=found.observed, observed_schedule=known.name if known else None,
-        observed_metrics=seen, fidelity=fidelity, scenario=scenario, baseline=base, results=tuple(results),
+        pipeline=pipeline, observed=recording.observed, observed_schedule=known.name if known else None,
+        observed_metrics=recorded, fidelity=fidelity, scenario=scenario, baseline=base, results=tuple(results),
         notes=tuple(pipeline_notes(every_note, sorted_pipelines, [base, *results], scenario)), refused=tuple(refused),
-        warnings=tuple(distrust(own_error)), taken=found.taken, jitter_seed=jitter_seed,
+        warnings=tuple(own_error_notices(own_error)), taken=recording.taken, jitter_seed=jitter_seed,
         closer=tuple(result for result in closer if result is not best), pipelines=sorted_pipelines,
     )  # fmt: skip
 
@@ -166,12 +166,12 @@ def _gained(pipeline: Pipeline, base: Result, plain: Result) -> Notice:
     return gain_note(plan_name(base), layers_gain(pipeline.overlap, *steps))
 
 
-def fidelity_of(found: Reconstruction) -> tuple[Fidelity, float]:
+def fidelity_of(recording: Reconstruction) -> tuple[Fidelity, float]:
     """How well replay gives back what was observed, and by how much it misses window or step.
 
     A model that misses its own recording by more than the known error misses other orders by as much at least.
     """
-    miss = own_miss(found)
+    miss = own_miss(recording)
     return Fidelity(miss.observed.window_ns, miss.replayed.window_ns, miss.profiler_ns), miss.error_ratio
 
 

@@ -374,11 +374,11 @@ def recorded_test(pipeline: Pipeline) -> Callable[[Candidate], bool]:
 def _may_be_better(candidates: Iterable[_Candidate], best: _Candidate) -> list[_Candidate]:
     """Candidates that are shorter but whose predictions rest on less: the shortest of each schedule, in order."""
     tier = TIERS.index(evidence_of(best))
-    found: dict[str, _Candidate] = {}
+    by_name: dict[str, _Candidate] = {}
     for one in sorted((one for one in candidates if one.step_ns is not None), key=_step):
         if TIERS.index(evidence_of(one)) > tier and one.feasible is not False and _step(one) < _step(best):
-            found.setdefault(one.schedule, one)
-    return list(found.values())
+            by_name.setdefault(one.schedule, one)
+    return list(by_name.values())
 
 
 def _step(one: Candidate) -> int:

@@ -78,8 +78,8 @@ def choose_depth(name: str, pipeline: Pipeline, shape: PipelineShape, scenario: 
     Returns:
         Extra forwards per rank, and in words what limited them.
     """
-    found = choose_warm_ups(name, pipeline, shape, scenario)
-    return found.chosen, found.remark
+    warm_ups = choose_warm_ups(name, pipeline, shape, scenario)
+    return warm_ups.chosen, warm_ups.remark
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,12 +227,12 @@ class _Search:
         self._boundaries = boundaries
         hiding = [tuning.hiding(_delay_ns(pipeline, scenario, boundary), cycle_ns) for boundary in boundaries]
         self._ceilings = [min(shape.microbatches, 2 * depth + 2) for depth in hiding]
-        self._found: dict[tuple[int, ...], _Depth | None] = {}
+        self._known: dict[tuple[int, ...], _Depth | None] = {}
 
     @property
     def deadlocked(self) -> bool:
         """Whether a depth could not run."""
-        return None in self._found.values()
+        return None in self._known.values()
 
     def choices(self, *, only_fitting: bool = False) -> _Choices:
         """Depths that run, the untuned one first: all there are, or where those are too many the steepest way up."""
@@ -242,7 +242,7 @@ class _Search:
         return (yield from self._running(list(product(*grid)), only_fitting=only_fitting))
 
     def _running(self, choices: Sequence[tuple[int, ...]], *, only_fitting: bool) -> _Choices:
-        unknown = [choice for choice in choices if choice not in self._found]
+        unknown = [choice for choice in choices if choice not in self._known]
         if unknown:
             extras = [
                 self.tuning.per_rank(self._shape.ranks, dict(zip(self._boundaries, choice, strict=True)))
@@ -250,8 +250,8 @@ class _Search:
             ]
             tried = yield extras
             for choice, extra, what in zip(unknown, extras, tried, strict=True):
-                self._found[choice] = None if what is None else _Depth(choice, extra, what.step_ns, what.feasible)
-        depths = (self._found[choice] for choice in choices)
+                self._known[choice] = None if what is None else _Depth(choice, extra, what.step_ns, what.feasible)
+        depths = (self._known[choice] for choice in choices)
         return [d for d in depths if d is not None and (d.feasible is not False or not only_fitting)]
 
     def _steepest(self, *, only_fitting: bool) -> _Choices:
@@ -259,10 +259,10 @@ class _Search:
         path: list[_Depth] = []
         raised = {(0,) * len(self._boundaries)}
         while raised:
-            found = yield from self._running(sorted(raised), only_fitting=only_fitting)
-            if not found:
+            running = yield from self._running(sorted(raised), only_fitting=only_fitting)
+            if not running:
                 break
-            path.append(min(found, key=lambda d: (d.step_ns, d.per_boundary)))
+            path.append(min(running, key=lambda d: (d.step_ns, d.per_boundary)))
             raised = _raised(path[-1].per_boundary, self._ceilings)
         return path
 

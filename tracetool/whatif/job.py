@@ -99,8 +99,8 @@ def pipeline_notes(
         if pipelines.differ:
             differ = Notice(NoticeCode.PIPELINES_DIFFER, _differ_text(pipelines))
             return [differ, *(note for note in notes if note.code is not NoticeCode.PIPELINES_LEFT_OUT)]
-        told = Notice(NoticeCode.PIPELINES_ALIKE, _alike_text(pipelines))
-        return [told if note.code is NoticeCode.PIPELINES_LEFT_OUT else note for note in notes]
+        notice = Notice(NoticeCode.PIPELINES_ALIKE, _alike_text(pipelines))
+        return [notice if note.code is NoticeCode.PIPELINES_LEFT_OUT else note for note in notes]
     kept = [note for note in notes if note.code not in _OF_ONE]
     joined = Notice(
         NoticeCode.PIPELINES_JOINED, _joined_text(pipelines), subject=SubjectKind.PIPELINE(slowest.pipeline)

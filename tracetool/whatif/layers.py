@@ -122,13 +122,13 @@ def gain_note(name: str, gain: LayersGain) -> Notice:
 
 def overlap_notes(overlaps: Iterable[LayerOverlap]) -> list[Notice]:
     """What of the layers stays as it is, and of which ways no error is known; once for each way."""
-    told: dict[str, Notice] = {}
+    notices: dict[str, Notice] = {}
     for overlap in overlaps:
         remarks = _remarks(overlap)
         if overlap.way != NO_OVERLAP and remarks:
             text = f"layers that overlap by {overlap.way}: {'; '.join(remarks)}"
-            told.setdefault(text, Notice(NoticeCode.OVERLAP_CHANGED, text))
-    return list(told.values())
+            notices.setdefault(text, Notice(NoticeCode.OVERLAP_CHANGED, text))
+    return list(notices.values())
 
 
 def overlap_note(overlap: LayerOverlap) -> Notice:

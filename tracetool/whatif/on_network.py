@@ -40,19 +40,19 @@ if TYPE_CHECKING:
     from tracetool.store.run import Run
 
 
-def seated(choice: NetworkChoice, found: Reconstruction, *, all_used: bool = True) -> Topology:
+def seated(choice: NetworkChoice, recording: Reconstruction, *, all_used: bool = True) -> Topology:
     """Where the ranks of the job are on a network, and which pipelines share what this one's messages pass.
 
     Args:
         choice: The network.
-        found: The recording.
+        recording: The recording.
         all_used: Whether each tier is to join something of the job.
 
     Raises:
         BadTopology: If the job does not fit the network.
     """
-    known = {place.rank: place for place in found.coordinates if place.pipeline is not None}
-    own = found.observed.global_ranks
+    known = {place.rank: place for place in recording.coordinates if place.pipeline is not None}
+    own = recording.observed.global_ranks
     widths = {name: 1 + max((getattr(p, name) or 0 for p in known.values()), default=0) for name in ("tp", "cp", "dp")}
     placement = choice.place(Degrees(**widths, pp=len(own)), all_used=all_used)
     devices = {}
@@ -102,14 +102,14 @@ class JobTraffic:
     unfamiliar: tuple[str, ...]
 
 
-def job_traffic(run: Run, found: Reconstruction) -> JobTraffic:
+def job_traffic(run: Run, recording: Reconstruction) -> JobTraffic:
     """Who sends how many bytes to whom in the step that was looked at.
 
     Args:
         run: The Run.
-        found: What was reconstructed of it: along which dimension a group lies.
+        recording: What was reconstructed of it: along which dimension a group lies.
     """
-    places = {place.rank: place for place in found.coordinates}
+    places = {place.rank: place for place in recording.coordinates}
     crossing = find_crossing(run, DCMap("each rank alone", by_rank={rank: f"rank{rank}" for rank in places}))
     rows: list[Row] = []
     unsized = 0
@@ -162,15 +162,15 @@ class When:
 _PARTS = 10
 
 
-def busiest_time(found: Reconstruction, scenario: Scenario, used: Used) -> When:
+def busiest_time(recording: Reconstruction, scenario: Scenario, used: Used) -> When:
     """When a resource is busiest as the recorded order runs on a network, by messages and collectives.
 
     Args:
-        found: The recording.
+        recording: The recording.
         scenario: The what-if with the network.
         used: The resource, and what passes it in a step.
     """
-    timeline = replay(found.pipeline, found.pipeline.observed, scenario).timeline
+    timeline = replay(recording.pipeline, recording.pipeline.observed, scenario).timeline
     step_ns = measure(timeline).step_ns
     end_ns = max([op.end_ns for op in timeline.ops] + [each.left_ns for each in timeline.collectives])
     edges_ns = [end_ns * part // _PARTS for part in range(_PARTS + 1)]
@@ -238,30 +238,30 @@ class OnNetwork(Pictured):
         return sums
 
 
-def recorded_on(run: Run, found: Reconstruction, choice: NetworkChoice, sizes: Sequence[int] = ()) -> OnNetwork:
+def recorded_on(run: Run, recording: Reconstruction, choice: NetworkChoice, sizes: Sequence[int] = ()) -> OnNetwork:
     """A recorded job's traffic on a network.
 
     Args:
         run: The Run.
-        found: What was reconstructed of it.
+        recording: What was reconstructed of it.
         choice: The network.
         sizes: Sizes of HB domains to replay the recorded order with.
 
     Raises:
         BadTopology: If the job does not fit on the network, or the network with such HB domains.
     """
-    topology = seated(choice, found)
+    topology = seated(choice, recording)
     seating = topology.seating
     if seating is None:
         raise BadTopology("the recording has no ranks on the network.")
-    job = job_traffic(run, found)
+    job = job_traffic(run, recording)
     devices = [seating.device_of.get(rank, 0) for rank in range(job.traffic.ranks)]
     used = job.traffic.busiest(choice.network, devices)
-    when = busiest_time(found, Scenario(topology=topology), used[0]) if used else None
+    when = busiest_time(recording, Scenario(topology=topology), used[0]) if used else None
 
     def step_ns(choice: NetworkChoice) -> int:
-        scenario = Scenario(topology=seated(choice, found, all_used=False))
-        return measure(replay(found.pipeline, found.pipeline.observed, scenario).timeline).step_ns
+        scenario = Scenario(topology=seated(choice, recording, all_used=False))
+        return measure(replay(recording.pipeline, recording.pipeline.observed, scenario).timeline).step_ns
 
     domains, knee = _domain_sizes(sizes, choice, step_ns)
     return OnNetwork(job=job, seating=seating, used=used, when=when, domains=domains, knee=knee)

@@ -34,18 +34,18 @@ class Miss(NamedTuple):
             (self.replayed.window_ns, self.observed.window_ns),
             (self.replayed.step_ns, self.observed.step_ns),
         )
-        return max(abs(back / (seen - self.profiler_ns) - 1) for back, seen in pairs)
+        return max(abs(back / (recorded - self.profiler_ns) - 1) for back, recorded in pairs)
 
 
-def own_miss(found: Reconstruction) -> Miss:
+def own_miss(recording: Reconstruction) -> Miss:
     """Replay the observed order as measured."""
-    pipeline = found.pipeline
+    pipeline = recording.pipeline
     back = evaluate(pipeline.as_recorded().with_other_pipelines(), pipeline.observed).metrics
-    held_ns = profiler_ns(found.observed, blocking=pipeline.p2p == "grouped", by_edge=pipeline.p2p in BY_EDGE)
-    return Miss(measure(found.observed), back, held_ns)
+    held_ns = profiler_ns(recording.observed, blocking=pipeline.p2p == "grouped", by_edge=pipeline.p2p in BY_EDGE)
+    return Miss(measure(recording.observed), back, held_ns)
 
 
-def distrust(own_error: float) -> list[Notice]:
+def own_error_notices(own_error: float) -> list[Notice]:
     """A warning where replay misses the recording itself."""
     if own_error <= 0.05:
         return []
@@ -58,11 +58,11 @@ def distrust(own_error: float) -> list[Notice]:
     ]
 
 
-def is_like_the_recordings(found: Reconstruction) -> bool:
+def is_like_the_recordings(recording: Reconstruction) -> bool:
     """Whether device and setting are those that errors were seen on: four H100, pipeline parallel alone."""
-    ranks = found.pipeline.ranks
+    ranks = recording.pipeline.ranks
     return (
         len(ranks) == 4
         and all(rank.load is not None and rank.load.device == "H100" for rank in ranks)
-        and not any(c.tp or c.cp or c.ep for c in found.coordinates)
+        and not any(c.tp or c.cp or c.ep for c in recording.coordinates)
     )

@@ -341,11 +341,13 @@ def _kinds(kinds: set[tuple[str, int]]) -> str:
     return ", ".join(f"{operation}s over {ranks} ranks" for operation, ranks in sorted(kinds))
 
 
-def host_notes(found: Reconstruction) -> list[Notice]:
+def host_notes(recording: Reconstruction) -> list[Notice]:
     """Where the host holds the device back and costs hold it; a run without a device is told apart elsewhere."""
-    on_device = any(k.stream is not None for of_rank in found.segments.values() for s in of_rank[:1] for k in s.kernels)
+    on_device = any(
+        k.stream is not None for of_rank in recording.segments.values() for s in of_rank[:1] for k in s.kernels
+    )
     if not on_device:
         return []
-    without = {rank.rank for rank in found.pipeline.ranks if rank.gaps_left_out}
-    rows = (row for row in found.costs if row.rank not in without)
+    without = {rank.rank for rank in recording.pipeline.ranks if rank.gaps_left_out}
+    rows = (row for row in recording.costs if row.rank not in without)
     return notes_on_gaps(gap_shares((row.stage, row.kind, row.duration_ns, row.kernel_ns) for row in rows))

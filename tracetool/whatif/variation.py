@@ -52,12 +52,12 @@ def predict_each_step(
         TraceToolError: As ``replay``.
     """
     free = replace(scenario, topology=scenario.topology.without_delays())
-    found = []
+    predicted = []
     for measured in pipelines:
         stages = stages_like(measured, schedule.shape)
         metrics, ideal = (evaluate(stages, schedule, each).metrics for each in (scenario, free))
-        found.append(StepPrediction(measured.step, metrics, metrics.window_ns - ideal.window_ns))
-    return tuple(found)
+        predicted.append(StepPrediction(measured.step, metrics, metrics.window_ns - ideal.window_ns))
+    return tuple(predicted)
 
 
 RESAMPLES = 40

@@ -38,7 +38,7 @@ _DIMENSIONS = ("dp", "tp", "cp", "ep")
 _Pair = frozenset[str]
 
 
-def pipelines_on_links(found: Reconstruction, topology: Topology) -> int:
+def pipelines_on_links(recording: Reconstruction, topology: Topology) -> int:
     """How many pipelines of the job use the links of the one that is replayed, itself among them.
 
     Of links between several pairs of DCs, the one that most of them use counts: all are then taken to be as full.
@@ -46,17 +46,17 @@ def pipelines_on_links(found: Reconstruction, topology: Topology) -> int:
     Where no messages of the pipeline cross, those are counted whose collectives do as its own do.
 
     Args:
-        found: The recording, with the places of all ranks that its process groups name.
+        recording: The recording, with the places of all ranks that its process groups name.
         topology: Where ranks sit.
     """
     mine = _pairs(topology.dcs)
-    places = places_of(found.pipeline, topology)
+    places = places_of(recording.pipeline, topology)
     pipelines: dict[int, list[Coordinates]] = defaultdict(list)
-    for rank in found.coordinates:
+    for rank in recording.coordinates:
         if rank.pipeline is not None and rank.pp is not None:
             pipelines[rank.pipeline].append(rank)
     if not mine:
-        return max((_joined(use, pipelines, places) for use in crossing_uses(found.pipeline, topology)), default=1)
+        return max((_joined(use, pipelines, places) for use in crossing_uses(recording.pipeline, topology)), default=1)
     counts: Counter[_Pair] = Counter()
     for ranks in pipelines.values():
         ranks.sort(key=lambda rank: rank.pp or 0)
@@ -90,7 +90,7 @@ def _dcs(ranks: Iterable[Coordinates], places: Mapping[int, str]) -> set[str]:
 
 @checked
 def scenario(
-    found: Reconstruction,
+    recording: Reconstruction,
     *,
     dc: str | None = None,
     link: str | Sequence[str] = (),
@@ -108,7 +108,7 @@ def scenario(
     """Make a what-if from text; its arguments are the options of ``tracetool replay``.
 
     Args:
-        found: A reconstructed Run: where its ranks sit says which messages and collectives cross data centres.
+        recording: A reconstructed Run: where its ranks sit says which messages and collectives cross data centres.
         dc: Where ranks sit: ``0-1,2-3`` (pipeline ranks), ``dc0=gpu-a*,dc1=gpu-b*`` (hosts) or a CSV file.
         link: One or several links, as in ``dc0-dc1=25Gbit/s,10ms`` (both ways) or ``dc0->dc1=...`` (one way).
         network: Tiers of a network in a TOML file, or as ``read_network`` gives them, instead of ``dc`` and ``link``.
@@ -149,14 +149,14 @@ def scenario(
         overlap_ratio=overlap_ratio,
         interference=interference,
     )
-    topology = asked.topology if dc is None else placed(asked.topology, read_dc_map(dc), found)
+    topology = asked.topology if dc is None else placed(asked.topology, read_dc_map(dc), recording)
     if network is not None:
         from tracetool.network.file import read_network
         from tracetool.whatif.on_network import seated
 
         refuse_both(dc, asked.topology.links)
-        topology = seated(read_network(Path(network)) if isinstance(network, str | Path) else network, found)
-    return replace(asked, topology=topology.check(len(found.observed.global_ranks)))
+        topology = seated(read_network(Path(network)) if isinstance(network, str | Path) else network, recording)
+    return replace(asked, topology=topology.check(len(recording.observed.global_ranks)))
 
 
 def unplaced_scenario(
@@ -256,8 +256,8 @@ def links_text(links: Sequence[Link]) -> str:
         both = figures.get((dst, src)) == of
         if not both or f"{dst}-{src}" not in named[of]:
             named[of].append(f"{src}-{dst}" if both else f"{src}->{dst}")
-    told = {of: f"{format_bits(of[0])}, {of[1] / 1e6:g} ms" for of in named}
-    return "; ".join(text if len(told) == 1 else f"{', '.join(named[of])} {text}" for of, text in told.items())
+    texts = {of: f"{format_bits(of[0])}, {of[1] / 1e6:g} ms" for of in named}
+    return "; ".join(text if len(texts) == 1 else f"{', '.join(named[of])} {text}" for of, text in texts.items())
 
 
 def way_text(topology: Topology) -> str:
@@ -293,19 +293,19 @@ def read_dc_map(text: str) -> DCMap:
         raise BadTopology(f"cannot read the DC map {text}: {error}.", hint="give a CSV file in UTF-8") from error
 
 
-def placed(topology: Topology, dc_map: DCMap, found: Reconstruction) -> Topology:
+def placed(topology: Topology, dc_map: DCMap, recording: Reconstruction) -> Topology:
     """A topology with the places of the pipeline's ranks, of all others that the map tells of, and who uses its links.
 
     Raises:
         BadTopology: If the map leaves a rank of the pipeline out.
     """
-    positions = {place.rank: place.pp for place in found.coordinates}
+    positions = {place.rank: place.pp for place in recording.coordinates}
     places = replace(
         topology,
-        dcs=dc_map.of_pipeline(found.observed.global_ranks, found.hosts),
-        rank_dcs=tuple(sorted(dc_map.of_known(positions, found.hosts).items())),
+        dcs=dc_map.of_pipeline(recording.observed.global_ranks, recording.hosts),
+        rank_dcs=tuple(sorted(dc_map.of_known(positions, recording.hosts).items())),
     )
-    return replace(places, pipelines=pipelines_on_links(found, places))
+    return replace(places, pipelines=pipelines_on_links(recording, places))
 
 
 def sharing_lines(scenario: Scenario) -> list[str]:

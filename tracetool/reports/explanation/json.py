@@ -119,7 +119,7 @@ def explanation_info(explained: Explanation, facts: RunFacts) -> ExplanationInfo
         answer.observed,
         facts,
         run=facts.name,
-        subject="observed" if explained.seen else "replayed",
+        subject="observed" if explained.is_recorded else "replayed",
         schedule=explained.name,
         links=link_infos(answer.scenario.topology),
         scenario=scenario_info(answer.scenario),

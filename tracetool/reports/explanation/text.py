@@ -100,14 +100,14 @@ def _asked(explained: Explanation, facts: RunFacts | None = None) -> Iterator[st
     metrics, links = explained.metrics, explained.answer.scenario.topology.links
     if facts is not None:
         yield facts.name
-    what = "as recorded" if explained.seen else "replayed"
-    over = f" over {links_text(links)}" if links and not explained.seen and facts is None else ""
+    what = "as recorded" if explained.is_recorded else "replayed"
+    over = f" over {links_text(links)}" if links and not explained.is_recorded and facts is None else ""
     sentence = (
         f"  {_name(explained)}, {what}{over}: {explained.microbatches} microbatches, {explained.p2p} transfers; a step "
     )
     sentence += f"of {format_duration(metrics.step_ns)}"
     yield sentence if facts is None else f"{sentence}, its window {format_duration(metrics.window_ns)}"
-    if not explained.seen:
+    if not explained.is_recorded:
         told_apart = facts is not None or not links
         yield from (f"  {line}" for line in explained.answer.scenario.topology.lines() if told_apart)
         yield from (f"  {line}" for line in sharing_lines(explained.answer.scenario))
@@ -263,7 +263,7 @@ def _footnote(explained: Explanation, most: int) -> list[str]:
 def _meanings(explained: Explanation) -> Iterator[str]:
     """What changes are of, what the causes mean, and what was replayed without them."""
     yield ""
-    if explained.seen:
+    if explained.is_recorded:
         recorded, base = explained.metrics.step_ns, explained.replayed_step_ns
         yield (
             f"  Changes are of the order replayed, whose host is never late: {format_duration(base)} "

@@ -81,11 +81,11 @@ class _Slots:
 
     def _free(self, rank: int, slot: int) -> int:
         """The first free slot of a rank from ``slot`` on."""
-        beyond, seen = self._beyond[rank], []
+        beyond, taken = self._beyond[rank], []
         while slot in beyond:
-            seen.append(slot)
+            taken.append(slot)
             slot = beyond[slot]
-        for passed in seen:
+        for passed in taken:
             beyond[passed] = slot
         return slot
 

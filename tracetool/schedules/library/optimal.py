@@ -220,10 +220,10 @@ class Solved:
 
 def hints(problem: Problem) -> list[Orders]:
     """Orders to start from that fit the room: listed ones, and where a rank has one stage 1F1B's and deeper ones."""
-    found = listed(problem)
+    known = listed(problem)
     if problem.shape.chunks == 1:
-        found += [_deeper_1f1b(problem, extra) for extra in range(_most_extra(problem) + 1)]
-    return [orders for orders in dict.fromkeys(found) if problem.fits(orders)]
+        known += [_deeper_1f1b(problem, extra) for extra in range(_most_extra(problem) + 1)]
+    return [orders for orders in dict.fromkeys(known) if problem.fits(orders)]
 
 
 def _deeper_1f1b(problem: Problem, extra: int) -> Orders:
@@ -263,10 +263,10 @@ def solve(problem: Problem, time_limit_s: float = 30.0, *, start: Orders | None 
     if window <= bound:
         return Solved(start, window, bound, by_clock=False)
     outcome = Search(problem, start, window).run(time_limit_s)
-    found = outcome.orders
-    if found is None or window_ns(problem, found) >= window:
-        found = start
-    return Solved(found, window_ns(problem, found), max(bound, outcome.bound_ns), outcome.by_clock)
+    best = outcome.orders
+    if best is None or window_ns(problem, best) >= window:
+        best = start
+    return Solved(best, window_ns(problem, best), max(bound, outcome.bound_ns), outcome.by_clock)
 
 
 def build(shape: PipelineShape, options: ScheduleOptions) -> Schedule:

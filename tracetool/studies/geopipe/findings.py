@@ -53,10 +53,10 @@ def arises(values: Floats, target: float, tolerance: float = TOLERANCE) -> Bools
     """
     import numpy as np
 
-    found: Bools = np.abs(values - target) <= tolerance
+    is_near: Bools = np.abs(values - target) <= tolerance
     passes = (values[..., :-1] - target) * (values[..., 1:] - target) < 0
-    found[..., :-1] |= passes
-    return found
+    is_near[..., :-1] |= passes
+    return is_near
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,15 +143,15 @@ def both_findings(swept: PaperSweep) -> tuple[FigureOrigin, ...]:
     """Where one configuration shows both published figures, by baseline and definition."""
     import numpy as np
 
-    found = []
+    findings = []
     for definition in DEFINITIONS:
         for baseline in BASELINES:
             bubbles = bubble_reduction(swept, baseline, definition)
             iterations = iteration_reduction(swept, baseline)
             hits = arises(bubbles, BUBBLE_REDUCTION) & arises(iterations, ITERATION_REDUCTION)
             off = np.maximum(np.abs(bubbles - BUBBLE_REDUCTION), np.abs(iterations - ITERATION_REDUCTION))
-            found.append(_told(swept, baseline, definition, bubbles, hits, off))
-    return tuple(found)
+            findings.append(_origin(swept, baseline, definition, bubbles, hits, off))
+    return tuple(findings)
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,10 +192,10 @@ def _finding(
 ) -> FigureOrigin:
     import numpy as np
 
-    return _told(swept, baseline, definition, values, arises(values, target), np.abs(values - target))
+    return _origin(swept, baseline, definition, values, arises(values, target), np.abs(values - target))
 
 
-def _told(
+def _origin(
     swept: PaperSweep, baseline: P2PMode, definition: Definition | None, values: Floats, hits: Bools, off: Floats
 ) -> FigureOrigin:
     import numpy as np

@@ -138,8 +138,8 @@ def _shortest(
 ) -> list[int]:
     """Per link, the shortest window of the orders."""
     scenarios = [Scenario(topology=regions(split, *link), p2p=mode) for link in links]
-    found = [[done.window_ns for done in replay_many(pipeline, order, scenarios)] for order in orders]
-    return [min(of_link) for of_link in zip(*found, strict=True)]
+    windows_ns = [[done.window_ns for done in replay_many(pipeline, order, scenarios)] for order in orders]
+    return [min(of_link) for of_link in zip(*windows_ns, strict=True)]
 
 
 def _knee(speeds: Sequence[int], windows: Sequence[int]) -> int | None:
@@ -175,13 +175,13 @@ class Need:
 
 def needs(setting: Setting, microbatches: int, split: Sequence[int], batches: Sequence[int]) -> tuple[Need, ...]:
     """What each micro-batch size needs, by formula: static + microbatches in flight + what an action needs besides."""
-    found = []
+    needed = []
     for batch in batches:
         at = replace(setting, training=replace(setting.training, batch=batch))
         pipeline = at.pipeline(setting.training.efficiency_ratio, microbatches)
         peak = max(peak_bytes(pipeline, 0, split))
         fits = peak <= setting.hbm_bytes
-        found.append(
+        needed.append(
             Need(
                 batch=batch,
                 static_bytes=pipeline.ranks[0].static_bytes or 0,
@@ -192,4 +192,4 @@ def needs(setting: Setting, microbatches: int, split: Sequence[int], batches: Se
                 depth_limit=depth_limit(pipeline, split, setting.hbm_bytes) if fits else None,
             )
         )
-    return tuple(found)
+    return tuple(needed)
