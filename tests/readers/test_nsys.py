@@ -386,6 +386,27 @@ def test_ranges_out_of_order_are_put_in_order(tmp_path: Path) -> None:
     ) == [(0, "aten::outer"), (1, "aten::inner")]
 
 
+@pytest.mark.parametrize("shorter_first", [True, False])
+def test_of_ranges_that_begin_together_the_shorter_is_inside(shorter_first: bool, tmp_path: Path) -> None:
+    """In whichever order they are stored; clocks of hosts may be coarse."""
+    tables = Tables()
+    process = 7 << 24
+    ranges = [(100, "aten::outer"), (50, "aten::inner")]
+    for end, text in sorted(ranges, reverse=not shorter_first):
+        tables.add(NVTX, start=0, end=end, eventType=NESTED, text=f"{text}, op_id = 1", globalTid=process | 7,
+                   domainId=0)  # fmt: skip
+    for number, at in enumerate((10, 60)):
+        tables.add(CALLS, start=at, end=at + 1, globalTid=process | 7, correlationId=number, nameId=1)
+        tables.add(KERNELS, start=at + 5, end=at + 9, deviceId=0, streamId=7, correlationId=number, globalPid=process,
+                   demangledName=1, shortName=1)  # fmt: skip
+    tables.add("StringIds", id=1, value="kernel")
+    run = ingest([tables.write(tmp_path / "rank0.sqlite")], tmp_path / "x.run")
+    assert run.rows(
+        "SELECT k.correlation, o.name FROM events k JOIN events o ON o.external_id = k.external_id "
+        "WHERE o.category = 'op' AND k.category = 'kernel' ORDER BY 1"
+    ) == [(0, "aten::inner"), (1, "aten::outer")]
+
+
 def test_a_database_of_something_else_is_none(tmp_path: Path) -> None:
     with sqlite3.connect(tmp_path / "other.sqlite") as connection:
         connection.execute("CREATE TABLE people (name TEXT)")

@@ -15,6 +15,7 @@ from tracetool.model.action import ActionKind
 from tracetool.model.notice import NoticeCode
 from tracetool.reconstruction import Reconstruction, reconstruct
 from tracetool.reconstruction.actions import Kernel, Segment
+from tracetool.reconstruction.actions.kernels import autograd_kernels
 from tracetool.reconstruction.capture import Account
 from tracetool.reconstruction.closeup.action_view import ActionView, record_recompute
 
@@ -121,3 +122,29 @@ def test_a_repeated_forward_is_told_with_its_share_of_the_backward() -> None:
 )
 def test_what_cannot_be_the_forward_again_is_not_called_so(names: list[str], again: list[str], run_ns: int) -> None:
     assert _told(names, again, run_ns) == []
+
+
+@pytest.mark.parametrize("inner_first", [True, False])
+def test_of_nodes_that_begin_together_the_shorter_is_inside(inner_first: bool, tmp_path: Path) -> None:
+    """Whole us, as traces of older torch have: a node runs another one, which begins in the same us."""
+    nodes = [("CheckpointBackward", 5, 100, 7), ("MmBackward0", 6, 40, 3)]
+    events: list[dict[str, Any]] = [
+        {
+            "ph": "X", "cat": "cpu_op", "name": f"autograd::engine::evaluate_function: {name}", "pid": 1, "tid": 9,
+            "ts": 1000, "dur": took, "args": {"External id": external, "Sequence number": number},
+        }
+        for name, external, took, number in (reversed(nodes) if inner_first else nodes)
+    ]  # fmt: skip
+    for correlation, at in ((1, 1010), (2, 1060)):
+        events += [
+            {"ph": "X", "cat": "cuda_runtime", "name": "cudaLaunchKernel", "pid": 1, "tid": 9, "ts": at, "dur": 2,
+             "args": {"correlation": correlation}},
+            {"ph": "X", "cat": "kernel", "name": "gemm", "pid": 0, "tid": 7, "ts": at + 5, "dur": 5,
+             "args": {"correlation": correlation, "stream": 7, "device": 0}},
+        ]  # fmt: skip
+    trace = {"distributedInfo": {"rank": 0, "world_size": 1}, "traceEvents": events}
+    (tmp_path / "rank0.json").write_bytes(encode(trace))
+    run = ingest([tmp_path], tmp_path / "x.run")
+    inside, behind = autograd_kernels(run, 0, (0, 2**62))
+    assert (inside.node_name, inside.backward_of, inside.root_of) == ("MmBackward0", 3, 7)
+    assert (behind.node_name, behind.backward_of, behind.root_of) == ("CheckpointBackward", 7, 7)

@@ -188,7 +188,8 @@ class ProcessEvents:
         last = -_TIME_LIMIT
         for batch in batches:
             waiting += batch
-            waiting.sort()
+            # Of ranges that begin together the longest is around the others.
+            waiting.sort(key=_outer_first)
             ready, waiting = waiting[:-_AHEAD], waiting[-_AHEAD:]
             if not ready:
                 continue
@@ -363,6 +364,10 @@ def _blocks(rows: Iterable[T]) -> Iterator[list[T]]:
     waiting = iter(rows)
     while block := list(islice(waiting, _BLOCK)):
         yield block
+
+
+def _outer_first(span: Span) -> tuple[int, int, int]:
+    return span[0], -span[1], span[2]
 
 
 def _merged(first: Iterator[list[Span]], second: Iterator[list[Span]]) -> Iterator[list[Span]]:

@@ -171,11 +171,13 @@ optimizers AS (
 """Common table expressions: what the trace says around launches."""
 
 _NODES_AROUND = """
-    arg_max(n.sequence_number, n.start_ns) AS backward_of, arg_min(n.sequence_number, n.start_ns) AS root_of,
-    arg_max(n.event, n.start_ns) AS node, arg_min(n.event, n.start_ns) AS root_node,
-    arg_max(n.name, n.start_ns) AS node_name
+    arg_max(n.sequence_number, (n.start_ns, -n.end_ns)) AS backward_of,
+    arg_min(n.sequence_number, (n.start_ns, -n.end_ns)) AS root_of,
+    arg_max(n.event, (n.start_ns, -n.end_ns)) AS node, arg_min(n.event, (n.start_ns, -n.end_ns)) AS root_node,
+    arg_max(n.name, (n.start_ns, -n.end_ns)) AS node_name
 """
-"""The innermost and the outermost node: they nest where a backward runs another one (reentrant checkpointing)."""
+"""The innermost and the outermost node: they nest where a backward runs another one (reentrant checkpointing). Of nodes
+that begin together, as in traces whose times are whole us, the longer one is around the other."""
 
 _AUTOGRAD_SQL = f"""
 WITH launched AS (
@@ -203,7 +205,7 @@ ops AS (
 numbered AS (
     -- Ops inside a Function of the user run without a graph; the Function around them has the number. Both sides are
     -- narrowed first: a join over intervals is slow.
-    SELECT k.event, arg_max(o.sequence_number, o.start_ns) AS sequence_number
+    SELECT k.event, arg_max(o.sequence_number, (o.start_ns, -o.end_ns)) AS sequence_number
     FROM (
         SELECT event, thread, launch_ns
         FROM launched LEFT JOIN ops USING (external_id)
