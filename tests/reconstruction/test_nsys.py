@@ -18,6 +18,7 @@ from tracetool.reconstruction.capture import Account
 from tracetool.reconstruction.capture.peers import Nameless, peers_of
 from tracetool.replays import replay
 from tracetool.reports.recording.findings import find_gaps
+from tracetool.schedules.names import best_fit
 from tracetool.store.run import Run
 
 if TYPE_CHECKING:
@@ -29,6 +30,8 @@ H100, MEGATRON = "h100-pp4/traces", "megatron"
 RECORDED = {
     "1f1b_m8": H100, "interleaved_m8": H100, "zbh1_m8": H100, "vpp2_overlap_m8": MEGATRON,
 }  # fmt: skip
+SCHEDULES = {"1f1b_m8": "1f1b", "interleaved_m8": "interleaved", "zbh1_m8": "zb-h1", "vpp2_overlap_m8": "interleaved"}
+"""What their scripts ran."""
 
 
 def recorded(name: str) -> Path:
@@ -79,9 +82,18 @@ def test_an_export_with_payloads_tells_the_same_as_the_recording(name: str, how:
     assert step_ns(nsys) == step_ns(kineto)
 
 
+def schedule(found: Reconstruction) -> tuple[str, int] | None:
+    """The schedule by name, and how many actions are elsewhere in it."""
+    fit = best_fit(found.pipeline.observed)
+    return None if fit is None else (fit.schedule.name, fit.mismatches)
+
+
 @pytest.mark.parametrize("name", RECORDED)
 def test_an_export_without_payloads_and_labels_tells_all_but_bytes(name: str, tmp_path: Path) -> None:
-    kineto, nsys = both(name, tmp_path, How(payloads=False, labels=False))
+    """Half of them with times since 1970; those with times since the start are the other half below."""
+    is_normalized = name in ("zbh1_m8", "vpp2_overlap_m8")
+    kineto, nsys = both(name, tmp_path, How(payloads=False, labels=False, normalized=is_normalized))
+    assert schedule(nsys) == (SCHEDULES[name], 0)
     assert computes(nsys) == computes(kineto)
     assert messages(nsys, sizes=False) == messages(kineto, sizes=False)
     assert {t.payload_bytes for t in nsys.observed.transfers} == {None}
@@ -96,10 +108,12 @@ def test_an_export_without_payloads_and_labels_tells_all_but_bytes(name: str, tm
     )
 
 
-@pytest.mark.parametrize("name", ["1f1b_m8", "zbh1_m8", "vpp2_overlap_m8"])
+@pytest.mark.parametrize("name", RECORDED)
 def test_launches_alone_tell_actions_by_thread_and_what_repeats(name: str, tmp_path: Path) -> None:
     """Without any range of torch's: NCCL's own names, kernels and the threads that launched them."""
-    kineto, nsys = both(name, tmp_path, How(payloads=False, labels=False, nvtx="nccl"))
+    is_normalized = name in ("1f1b_m8", "interleaved_m8")
+    kineto, nsys = both(name, tmp_path, How(payloads=False, labels=False, nvtx="nccl", normalized=is_normalized))
+    assert schedule(nsys) == (SCHEDULES[name], 0)
     taken, expected = computes(nsys), computes(kineto)
     assert taken.keys() == expected.keys()
     # What sums gradients between a forward and its backward is of neither here; the first forward has what precedes it.
