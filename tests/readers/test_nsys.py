@@ -15,6 +15,7 @@ import pytest
 from helpers.nsys_export import NCCL_DOMAIN, NESTED, SECRET, How, Tables, export
 from helpers.recorded import data, run_of
 
+from tracetool.cli import run as command
 from tracetool.errors import IngestError, TraceToolError
 from tracetool.ingestion import IngestOptions, discover, ingest
 from tracetool.readers.nsys.capture import about, capture_of, process_of
@@ -332,6 +333,22 @@ def test_of_two_captures_of_the_same_ranks_one_is_taken(exported: Path, tmp_path
     (tmp_path / "rank1.json.gz").unlink()
     found = discover([tmp_path])
     assert [(item.reader, item.rank) for item in found.sources] == [("nsys", 0), ("nsys", 1)]
+
+
+def test_a_dry_run_says_which_of_two_captures_is_taken(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """All ranks in one file, which does not tell them: a second capture only where the other one has all ranks."""
+    traces = sorted(data("megatron", SMALL).glob("rank*"))
+    export(data("megatron", SMALL), tmp_path, How(payloads=False, together=True))
+    for file in traces:
+        shutil.copy(file, tmp_path / file.name)
+    assert command(["ingest", str(tmp_path), "--dry-run"]) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert "2 sources would be read" in said
+    why = "a capture that does not tell its ranks, beside one of all 2: that of kineto is taken"
+    assert f"{tmp_path / 'report.sqlite'}: {why}" in said
+    (tmp_path / traces[1].name).unlink()
+    assert command(["ingest", str(tmp_path), "--dry-run"]) == 2
+    assert "report.sqlite:1000 does not say its rank" in " ".join(capsys.readouterr().out.split())
 
 
 def test_graphs_memory_and_diagnostics(tmp_path: Path) -> None:

@@ -151,15 +151,23 @@ def _of_one_profiler(sources: Sequence[DiscoveredSource], left: list[Left]) -> l
     """The sources without a second capture of the same ranks by another profiler, which is left and said.
 
     Taken is the one of more ranks, of as many the one that names peers and bytes by itself. Never are some ranks taken
-    from the one and some from the other: they are different runs.
+    from the one and some from the other: they are different runs. One that tells no ranks is a second one where the
+    other has all of the job.
     """
-    ranks = {kind: {item.rank for item in sources if item.reader == kind} - {None} for kind in _SAME_DEVICES}
+    by_kind = {kind: [item for item in sources if item.reader == kind] for kind in _SAME_DEVICES}
+    ranks = {kind: {item.rank for item in items} - {None} for kind, items in by_kind.items()}
     best = max(_SAME_DEVICES, key=lambda kind: len(ranks[kind]))
-    others = [kind for kind in _SAME_DEVICES if kind != best and ranks[kind] & ranks[best]]
+    world = max((item.identity.world_size or 0 for item in by_kind[best]), default=0)
+    why: dict[str, str] = {}
+    for kind in by_kind.keys() - {best}:
+        if ranks[kind] & ranks[best]:
+            why[kind] = "a second capture of the same ranks"
+        elif not ranks[kind] and len(by_kind[kind]) <= world == len(ranks[best]):
+            why[kind] = f"a capture that does not tell its ranks, beside one of all {world}"
     for item in sources:
-        if item.reader in others and item.source.path not in {one.path for one in left}:
-            left.append(Left(item.source.path, f"a second capture of the same ranks: that of {best} is taken"))
-    return [item for item in sources if item.reader not in others]
+        if item.reader in why and item.source.path not in {one.path for one in left}:
+            left.append(Left(item.source.path, f"{why[item.reader]}: that of {best} is taken"))
+    return [item for item in sources if item.reader not in why]
 
 
 def ranks_in(item: DiscoveredSource) -> list[DiscoveredSource]:
