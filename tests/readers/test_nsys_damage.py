@@ -6,10 +6,12 @@ import json
 import random
 import shutil
 import sqlite3
+import struct
 from typing import TYPE_CHECKING
 
+import pyarrow as pa
 import pytest
-from helpers.nsys_export import How, export
+from helpers.nsys_export import How, Tables, export
 from helpers.recorded import data
 
 from tracetool.errors import TraceToolError
@@ -18,6 +20,7 @@ from tracetool.ingestion import ingest
 if TYPE_CHECKING:
     from pathlib import Path
 
+KERNELS = "CUPTI_ACTIVITY_KIND_KERNEL"
 TABLES = (
     "CUPTI_ACTIVITY_KIND_KERNEL", "CUPTI_ACTIVITY_KIND_RUNTIME", "CUPTI_ACTIVITY_KIND_MEMCPY", "NVTX_EVENTS",
     "NVTX_PAYLOAD_SCHEMA_ENTRIES", "TARGET_INFO_SESSION_START_TIME", "TARGET_INFO_SYSTEM_ENV", "TARGET_INFO_GPU",
@@ -119,3 +122,69 @@ def test_changes_in_a_write_ahead_log_are_read(rank0: Path, tmp_path: Path) -> N
         (tmp_path / "rank0.sqlite-wal").unlink(missing_ok=True)
     assert counts == [1600, 1500]
     assert sorted(path.name for path in tmp_path.glob("rank0*")) == ["rank0.sqlite"]
+
+
+def _kernel(tables: Tables, **cells: object) -> None:
+    tables.add(KERNELS, **{"start": 5, "end": 9, "deviceId": 0, "streamId": 7, "correlationId": 1,
+                           "globalPid": 7 << 24, **cells})  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "cells",
+    [
+        {"gridX": 2**31 - 1, "gridY": 2**31 - 1, "gridZ": 2**31 - 1}, {"streamId": "9" * 30}, {"deviceId": 2**40},
+        {"correlationId": -(2**63)}, {"demangledName": 2**63 - 1}, {"streamId": 1.5},
+    ],
+)  # fmt: skip
+def test_figures_that_nothing_has_are_unknown(cells: dict[str, object], tmp_path: Path) -> None:
+    """The kernel itself is whole."""
+    tables = Tables()
+    _kernel(tables, **cells)
+    run = ingest([tables.write(tmp_path / "rank0.sqlite")], tmp_path / "x.run")
+    assert run.rows("SELECT start_ns, duration_ns, blocks FROM events") == [(5, 4, None)]
+
+
+def test_memory_at_a_time_that_nothing_has_is_dropped(tmp_path: Path) -> None:
+    tables = Tables()
+    _kernel(tables)
+    tables.add("CUDA_GPU_MEMORY_USAGE_EVENTS", start=2**63 - 1, globalPid=7 << 24, bytes=1, memoryOperationType=0)
+    tables.add("TARGET_INFO_SESSION_START_TIME", utcEpochNs=1_779_787_126_655_288_414)
+    run = ingest([tables.write(tmp_path / "rank0.sqlite")], tmp_path / "x.run")
+    assert run.manifest["sources"][0]["dropped"] == {"memory usage without time, size or kind": 1}
+
+
+def test_names_of_kernels_may_be_any_bytes(tmp_path: Path) -> None:
+    """As JSON lines and as Arrow, whose texts ought to be UTF-8."""
+    lines = tmp_path / "rank0.jsonl"
+    lines.write_bytes(
+        b'{"table": "StringIds", "id": 1, "value": "gemm_\xff"}\n'
+        b'{"table": "CUPTI_ACTIVITY_KIND_KERNEL", "start": 5, "end": 9, "globalPid": 117440512, "demangledName": 1}\n'
+    )
+    folder = tmp_path / "rank0"
+    folder.mkdir()
+    name = pa.StringArray.from_buffers(1, pa.py_buffer(struct.pack("<2i", 0, 6)), pa.py_buffer(b"gemm_\xff"))
+    tables = {
+        "StringIds": pa.table({"id": [1], "value": name}),
+        KERNELS: pa.table({"start": [5], "end": [9], "globalPid": [7 << 24], "demangledName": [1]}),
+    }
+    for table, rows in tables.items():
+        with pa.ipc.new_stream(folder / f"{table}.arrow", rows.schema) as writer:
+            writer.write_table(rows)
+    for number, path in enumerate((lines, folder)):
+        run = ingest([path], tmp_path / f"{number}.run")
+        assert run.rows("SELECT name FROM events") == [("gemm_\ufffd",)]
+
+
+def test_offsets_of_texts_that_lead_nowhere_cost_the_table(tmp_path: Path) -> None:
+    """What Arrow itself would read from anywhere in memory."""
+    name = pa.StringArray.from_buffers(2, pa.py_buffer(struct.pack("<3i", 0, 900, 4)), pa.py_buffer(b"gemm"))
+    rows = {
+        "StringIds": pa.table({"id": [1, 2], "value": name}),
+        KERNELS: pa.table({"start": [5], "end": [9], "globalPid": [7 << 24], "demangledName": [1]}),
+    }
+    for table, made in rows.items():
+        with pa.ipc.new_stream(tmp_path / f"{table}.arrow", made.schema) as writer:
+            writer.write_table(made)
+    run = ingest([tmp_path], tmp_path / "x.run")
+    assert run.rows("SELECT name, duration_ns FROM events") == [("name lost", 4)]
+    assert run.manifest["sources"][0]["dropped"] == {"rest of StringIds that cannot be read": 1}

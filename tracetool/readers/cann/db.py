@@ -34,7 +34,8 @@ _NAME_CHARACTERS = 4096
 _FIRST_ROWID, _LAST_ROWID = -(2**63), 2**63 - 1
 _MOST_GAPS = 1000
 _MOST_NAMES = 1 << 17
-_NONE = frozenset({2**32 - 1, 2**63 - 1, 2**64 - 1})
+_NONE = frozenset({2**32 - 1, 2**63 - 1})
+_NO_ID = 2**63
 _EXACT_FLOAT = 2**53
 
 
@@ -74,7 +75,7 @@ def whole(value: object) -> int | None:
 def known(value: object) -> int | None:
     """The same for ids, ranks and streams, whose highest unsigned numbers mean that there is none."""
     number = value if type(value) is int else whole(value)
-    return None if number is None or number < 0 or number in _NONE else number
+    return None if number is None or not 0 <= number < _NO_ID or number in _NONE else number
 
 
 def companions(databases: Iterable[Path], files: Iterable[Path]) -> list[Path]:

@@ -40,6 +40,7 @@ _RANK_OF_THREAD = re.compile(r"^MPI Rank (\d{1,9})$")
 _INIT = re.compile(r"^ncclComm(InitRank|Split)")
 _MOST_MEMBERS = 1 << 20
 _MOST_PROCESSES = 4096
+_MOST_DEVICES = 1 << 20
 
 
 class Joined(NamedTuple):
@@ -157,7 +158,7 @@ def about(stored: Stored) -> NsysExport:
     devices: dict[int, set[int]] = defaultdict(set)
     for table in (KERNELS, GRAPHS):
         for process, device in stored.combinations(table, "globalPid", "deviceId"):
-            pid, number = process_of(process), known(device)
+            pid, number = process_of(process), _small(device)
             if pid is not None:
                 devices[pid] |= set() if number is None else {number}
     capture.hides_graphs = GRAPHS in stored.tables
@@ -265,9 +266,9 @@ def _take_hardware(stored: Stored, capture: NsysExport) -> None:
         if key == name and value
     ]
     columns = ("id", "cuDevice", "name", "smCount", "totalMemory")
-    gpus = [(known(n), known(cuda), *facts) for n, cuda, *facts in stored.rows("TARGET_INFO_GPU", *columns)]
+    gpus = [(_small(n), _small(cuda), *facts) for n, cuda, *facts in stored.rows("TARGET_INFO_GPU", *columns)]
     physical = {
-        (process_of_number(pid), known(cuda)): known(gpu)
+        (process_of_number(pid), _small(cuda)): _small(gpu)
         for gpu, cuda, pid in stored.rows("TARGET_INFO_CUDA_DEVICE", "gpuId", "cudaId", "pid")
     }
     for process in capture.processes.values():
@@ -281,7 +282,13 @@ def _take_hardware(stored: Stored, capture: NsysExport) -> None:
                 process.gpu = mapped
             _, _, name, count, memory = mine[0]
             process.gpu_name = str(name) if name else None
-            process.sm_count, process.hbm_bytes = known(count) or None, known(memory) or None
+            process.sm_count, process.hbm_bytes = _small(count) or None, known(memory) or None
+
+
+def _small(value: object) -> int | None:
+    """A number of devices or of their parts; of more than anything has, none."""
+    number = known(value)
+    return number if number is not None and number < _MOST_DEVICES else None
 
 
 def process_of_number(value: object) -> int | None:

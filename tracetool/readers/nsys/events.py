@@ -113,11 +113,11 @@ class ProcessEvents:
         for start, size, kind, address in self._of_process(MEMORY_USAGE, columns, "globalPid"):
             self._report.rows += 1
             moment, bytes_, freed = whole(start), known(size), whole(kind)
-            if moment is None or bytes_ is None or freed not in (0, 1):
+            if moment is None or abs(moment) >= _TIME_LIMIT or bytes_ is None or freed not in (0, 1):
                 self._report.drop("memory usage without time, size or kind", self._place(MEMORY_USAGE))
                 continue
             delta = -bytes_ if freed else bytes_
-            yield self._rank, "APP", moment + self._base_ns, delta, None, None, whole(address)
+            yield self._rank, "APP", moment + self._base_ns, delta, None, None, known(address)
 
     def _of_process(self, table: str, columns: tuple[str, ...], owner: str) -> Iterator[Cells]:
         ids = {value for (value,) in self._stored.combinations(table, owner) if process_of(value) == self._pid}
@@ -276,15 +276,9 @@ class ProcessEvents:
         payload = self._payloads.decoded(*attached)
         self.calls.append(
             NcclRange(
-                name=name,
-                start_ns=start,
-                end_ns=end,
-                thread=thread,
-                payload=payload,
-                label=label,
-                label_ns=label_ns,
+                name=name, start_ns=start, end_ns=end, thread=thread, payload=payload, label=label, label_ns=label_ns
             )
-        )
+        )  # fmt: skip
 
     def _launch_row(self, start: int, end: int, cells: Cells, thread: int, open_ops: list[tuple[int, int]]) -> Row:
         correlation, name_id = cells[_CORRELATION], cells[_NAME]
@@ -322,7 +316,7 @@ class ProcessEvents:
                         self._note_kernel(name, times, known(stream), correlation)
                 elif table == GRAPHS:
                     name = f"CUDA graph {graph}"
-                blocks = x * y * z if _is_size(x) and _is_size(y) and _is_size(z) else None
+                blocks = known(x * y * z) if _is_size(x) and _is_size(y) and _is_size(z) else None
                 yield (
                     self._count, self._rank, category, name, times[0], times[1] - times[0], None, known(stream),
                     known(correlation), self._op_around(correlation), None, None, blocks, None, None,

@@ -256,7 +256,7 @@ class ColumnTables(_FileTables):
                 with pa.ipc.open_stream(file) as stream:
                     self.tables[name] = frozenset(stream.schema.names)
                 self._readers[name] = lambda columns: _streamed(file, 0, columns)
-        except (pa.ArrowException, OSError) as error:
+        except _damage() as error:
             self._gaps[name] = _first_line(error)
 
     def _open_streams(self) -> None:
@@ -270,26 +270,51 @@ class ColumnTables(_FileTables):
                     name = (stream.schema.metadata or {}).get(b"table_name", b"").decode(errors="replace")
                     for _ in stream:
                         pass
-                except (pa.ArrowException, OSError) as error:
+                    columns = frozenset(stream.schema.names)
+                except _damage() as error:
                     self._gaps["a table"] = _first_line(error)
                     return
-                self.tables[name] = frozenset(stream.schema.names)
+                self.tables[name] = columns
                 self._readers[name] = lambda columns, start=start: _streamed(self.path, start, columns)  # type: ignore[misc]
 
     def rows(self, table: str, *columns: str) -> Iterator[Cells]:
         """See :class:`Stored`."""
-        import pyarrow as pa
-
         if table not in self.tables:
             return
         present = [c for c in dict.fromkeys(columns) if c in self.tables[table]]
         try:
             for batch in self._readers[table](present):
-                cells = {name: batch.column(name).to_pylist() for name in present}
+                cells = {name: _cells(batch.column(name)) for name in present}
                 blank = [None] * batch.num_rows
                 yield from zip(*(cells.get(c, blank) for c in columns), strict=True)
-        except (pa.ArrowException, OSError) as error:
+        except _damage() as error:
             self._gaps[table] = _first_line(error)
+
+
+def _damage() -> tuple[type[Exception], ...]:
+    """What reading damaged columns raises; names of columns may be any bytes, and sizes any numbers."""
+    import pyarrow as pa
+
+    return pa.ArrowException, OSError, ValueError, OverflowError, KeyError
+
+
+def _cells(column: pa.Array) -> list[Any]:
+    """The values of a column; what programs call things may be any bytes.
+
+    Raises:
+        ArrowInvalid: If it is damaged; reading it would end anywhere.
+    """
+    import pyarrow as pa
+
+    try:
+        column.validate(full=True)
+    except pa.ArrowInvalid:
+        if not pa.types.is_string(column.type):
+            raise
+        texts = column.cast(pa.binary())
+        texts.validate(full=True)
+        return [None if text is None else text.decode("utf-8", "replace") for text in texts.to_pylist()]
+    return column.to_pylist()
 
 
 def _streamed(file: Path, start: int, columns: list[str]) -> Iterator[pa.RecordBatch]:
@@ -331,7 +356,8 @@ class LineTables(_FileTables):
                 if marked not in line:
                     continue
                 try:
-                    row = msgspec.json.decode(line)
+                    # Texts of programs may be any bytes.
+                    row = msgspec.json.decode(line.decode("utf-8", "replace"))
                 except (msgspec.DecodeError, RecursionError):
                     self._gaps["a line"] = "no JSON"
                     continue
