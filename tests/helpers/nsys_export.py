@@ -132,7 +132,7 @@ class Tables:
         connection = sqlite3.connect(path)
         with connection:
             for table, rows in self.rows.items():
-                declared = (columns or {}).get(table, COLUMNS[table])
+                declared = (columns or {}).get(table) or COLUMNS[table]
                 connection.execute(f'CREATE TABLE "{table}" ({declared})')
                 names = [part.split()[0] for part in declared.split(", ")]
                 marks = ", ".join("?" * len(names))

@@ -200,6 +200,48 @@ def test_ranks_and_devices_come_from_the_environment_and_the_tables(of_sqlite: R
     assert kinds.keys() == {"metadata"}
 
 
+def _process(tables: Tables, pid: int) -> int:
+    """A process with a kernel; returns its ``globalPid``."""
+    process = pid << 24
+    tables.add(KERNELS, start=5, end=9, deviceId=0, streamId=7, correlationId=1, globalPid=process)
+    return process
+
+
+@pytest.mark.parametrize(
+    ("variables", "expected"),
+    [
+        ({"RANK": 3, "WORLD_SIZE": 4, "SLURM_PROCID": 0, "SLURM_NTASKS": 1}, (3, 4)),
+        # Within an allocation, mpirun's ranks all have the number of the shell in it.
+        ({"OMPI_COMM_WORLD_RANK": 2, "OMPI_COMM_WORLD_SIZE": 4, "SLURM_PROCID": 0, "SLURM_NTASKS": 1}, (2, 4)),
+        ({"PMI_RANK": 1, "PMI_SIZE": 2}, (1, 2)), ({"SLURM_PROCID": 5, "SLURM_NTASKS": 8}, (5, 8)),
+        ({"SLURM_PROCID": 5, "WORLD_SIZE": 8}, (5, 8)), ({"RANK": 3}, (3, None)), ({"WORLD_SIZE": 4}, (None, None)),
+        ({"RANK": 4, "WORLD_SIZE": 4}, (None, None)), ({"LOCAL_RANK": 1}, (None, None)),
+    ],
+)  # fmt: skip
+def test_the_rank_is_that_of_whoever_started_the_process(
+    variables: dict[str, int], expected: tuple[int | None, int | None], tmp_path: Path
+) -> None:
+    tables = Tables()
+    _process(tables, 7)
+    tables.add("META_DATA_CAPTURE", name="PROCESS_0:COMMAND", value="/usr/bin/python3")
+    for name, value in variables.items():
+        tables.add("META_DATA_CAPTURE", name="PROCESS_0:ENVIRONMENT_VARIABLE", value=f'{name}="{value}"')
+    (process,) = capture_of(tables.write(tmp_path / "x.sqlite")).processes.values()
+    assert (process.rank, process.world_size) == expected
+
+
+def test_ranks_of_several_processes_are_told_by_mpi_threads_and_marks(tmp_path: Path) -> None:
+    """What MPI's table, its names of threads, and the zero-bubble fork's marks of steps say; pids are no order."""
+    tables = Tables()
+    by_table, by_thread, by_mark, silent = (_process(tables, pid) for pid in (30, 20, 10, 5))
+    tables.add("MPI_RANKS", globalTid=by_table | 30, rank=0)
+    tables.add(NVTX, start=1, eventType=39, text="MPI Rank 1", globalTid=by_thread | 20)
+    tables.add(NVTX, start=1, end=9, eventType=NESTED, text="iter_2_5", globalTid=by_mark | 10, domainId=0)
+    tables.add(NVTX, start=1, end=9, eventType=NESTED, text="iter_of_mine", globalTid=silent | 5, domainId=0)
+    path = tables.write(tmp_path / "x.sqlite", {"MPI_RANKS": "globalTid INTEGER, rank INTEGER"})
+    assert {pid: p.rank for pid, p in capture_of(path).processes.items()} == {30: 0, 20: 1, 10: 2, 5: None}
+
+
 def test_nothing_secret_gets_out(exported: Path, of_sqlite: Run, capsys: pytest.CaptureFixture[str]) -> None:
     """The secret is in the environment, a command line, what the program printed, and StringIds."""
     for file in exported.iterdir():
@@ -312,6 +354,20 @@ def test_a_report_is_refused_with_the_command_that_exports_it(suffix: str, tmp_p
         discover([report])
     assert f"nsys export -t sqlite --include-blobs=true --include-json=true '{report}'" in error.value.message
     Tables().write(tmp_path / "other.sqlite")
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("report.h5", b"\x89HDF"),
+        ("report.json", b'{"data": ["a", "ncclSend"]}\n{"Type": 59, "NvtxEvent": {"Timestamp": "12"}}\n'),
+    ],
+)
+def test_forms_of_export_that_are_not_read_name_the_one_that_is(name: str, content: bytes, tmp_path: Path) -> None:
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(IngestError, match="a form of export of Nsight Systems that is not read") as error:
+        discover([tmp_path / name])
+    assert f"--include-json=true {tmp_path / 'report.nsys-rep'}" in error.value.message
 
 
 def test_a_report_beside_its_export_is_left(small_export: tuple[Path, dict[str, pa.Table]], tmp_path: Path) -> None:

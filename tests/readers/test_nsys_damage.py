@@ -14,8 +14,8 @@ import pytest
 from helpers.nsys_export import How, Tables, export
 from helpers.recorded import data
 
-from tracetool.errors import TraceToolError
-from tracetool.ingestion import ingest
+from tracetool.errors import IngestError, TraceToolError
+from tracetool.ingestion import discover, ingest
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -188,3 +188,10 @@ def test_offsets_of_texts_that_lead_nowhere_cost_the_table(tmp_path: Path) -> No
     run = ingest([tmp_path], tmp_path / "x.run")
     assert run.rows("SELECT name, duration_ns FROM events") == [("name lost", 4)]
     assert run.manifest["sources"][0]["dropped"] == {"rest of StringIds that cannot be read": 1}
+
+
+@pytest.mark.parametrize("content", [b"", b"\xff\xff\xff\xff\xff\xff\xff\x7f", b"no stream at all"])
+def test_a_file_without_streams_is_no_export(content: bytes, tmp_path: Path) -> None:
+    (tmp_path / "report.arrows").write_bytes(content)
+    with pytest.raises(IngestError, match="no trace found"):
+        discover([tmp_path])

@@ -27,7 +27,7 @@ from tracetool.readers.nsys.capture import (
 )
 from tracetool.readers.nsys.comms import comm_records
 from tracetool.readers.nsys.events import ProcessEvents
-from tracetool.readers.nsys.stored import is_lines, opened
+from tracetool.readers.nsys.stored import is_events_form, is_lines, opened
 from tracetool.units import format_count
 
 if TYPE_CHECKING:
@@ -167,16 +167,19 @@ def _refuse_reports(files: Sequence[Path], members: dict[Path, tuple[Path, ...]]
     """Say of reports, and of forms of export that are not read, how to export them; of those that were, where."""
     stems = {path.with_suffix("") for path in members}
     for file in files:
-        if file.suffix not in (*_REPORTS, *_OTHER_FORMS):
+        if file.suffix not in (*_REPORTS, *_OTHER_FORMS) and not is_events_form(file):
             continue
         if file.with_suffix("") in stems:
             claim.left.append(Left(file, "its export lies beside it"))
             continue
-        report = shlex.quote(str(file.with_suffix(".nsys-rep") if file.suffix in _OTHER_FORMS else file))
+        is_report = file.suffix in _REPORTS
+        report = shlex.quote(str(file if is_report else file.with_suffix(".nsys-rep")))
+        what = "is a report of Nsight Systems, which only its own tool reads"
+        form = "is a form of export of Nsight Systems that is not read"
         claim.failed.append(
             Left(
                 file,
-                f"{file} is a report of Nsight Systems, which only its own tool reads: run "
+                f"{file} {what if is_report else form}: run "
                 f"nsys export -t sqlite --include-blobs=true --include-json=true {report}",
             )
         )

@@ -31,11 +31,15 @@ _TIMED = (KERNELS, CALLS, NVTX, COPIES, FILLS, GRAPHS)
 _METADATA = ("META_DATA_EXPORT", "EXPORT_META_DATA")
 _OWN = frozenset((*_TIMED, *_METADATA, "META_DATA_CAPTURE", "TARGET_INFO_SESSION_START_TIME", "TARGET_INFO_SYSTEM_ENV"))
 
-# Of the environment of the launched process; without a prefix those of torchrun.
-_RANK_VARIABLES = ("RANK", "SLURM_PROCID", "PMI_RANK", "OMPI_COMM_WORLD_RANK")
-_SIZE_VARIABLES = ("WORLD_SIZE", "SLURM_NTASKS", "PMI_SIZE", "OMPI_COMM_WORLD_SIZE")
-_VARIABLE = re.compile(rf'^({"|".join((*_RANK_VARIABLES, *_SIZE_VARIABLES))})="?(\d{{1,9}})"?$')
+# Of the environment of the launched process; without a prefix those of torchrun. Within an allocation of Slurm that
+# mpirun starts ranks in, all of them have Slurm's number of the shell.
+_SIZE_OF = {
+    "RANK": "WORLD_SIZE", "OMPI_COMM_WORLD_RANK": "OMPI_COMM_WORLD_SIZE", "PMI_RANK": "PMI_SIZE",
+    "SLURM_PROCID": "SLURM_NTASKS",
+}  # fmt: skip
+_VARIABLE = re.compile(rf'^({"|".join((*_SIZE_OF, *_SIZE_OF.values()))})="?(\d{{1,9}})"?$')
 _LAUNCHERS = re.compile(r"^(torchrun|mpirun|mpiexec|deepspeed|srun|accelerate|horovodrun)$")
+_RANK_OF_MARK = re.compile(r"^iter_(\d{1,9})_\d{1,9}$")
 _RANK_OF_THREAD = re.compile(r"^MPI Rank (\d{1,9})$")
 _INIT = re.compile(r"^ncclComm(InitRank|Split)")
 _MOST_MEMBERS = 1 << 20
@@ -171,6 +175,8 @@ def about(stored: Stored) -> NsysExport:
         process.rank = ranges.ranks.get(process.pid)
     _take_hardware(stored, capture)
     _take_environment(stored, capture)
+    if any(process.rank is None for process in capture.processes.values()):
+        _take_marks(stored, capture)
     return capture
 
 
@@ -195,12 +201,11 @@ def communicators_of(processes: Iterable[GpuProcess]) -> dict[str, Communicator]
             if joined.communicator:
                 sizes[joined.communicator] = joined.size
                 members[joined.communicator][joined.place] = process.rank
-    return {
-        name: Communicator(
-            name, tuple(range(size)) if size == world else tuple(members[name].get(place) for place in range(size))
-        )
-        for name, size in sizes.items()
-    }
+    found = {}
+    for name, size in sizes.items():
+        ranks = tuple(members[name].get(place) for place in range(size))
+        found[name] = Communicator(name, tuple(range(size)) if size == world and None in ranks else ranks)
+    return found
 
 
 class _Ranges(NamedTuple):
@@ -218,6 +223,10 @@ def _ranges(stored: Stored) -> _Ranges:
         match, pid = _RANK_OF_THREAD.match(texts.of(text, text_id) or ""), process_of(thread)
         if match and pid is not None:
             ranges.ranks[pid] = int(match[1])
+    for thread, rank in stored.rows("MPI_RANKS", "globalTid", "rank"):
+        pid, number = process_of(thread), known(rank)
+        if pid is not None and number is not None and number < _MOST_MEMBERS:
+            ranges.ranks.setdefault(pid, number)
     domains = Domains(stored, texts)
     numbers = {number for of_process in domains.nccl.values() for number in of_process}
     where = ("domainId", numbers)
@@ -308,11 +317,20 @@ def _take_environment(stored: Stored, capture: NsysExport) -> None:
             match = _VARIABLE.match(str(value))
             if match:
                 variables[match[1]] = int(match[2])
-    size = next((variables[name] for name in _SIZE_VARIABLES if name in variables), None)
-    rank = next((variables[name] for name in _RANK_VARIABLES if name in variables), None)
+    variable = next((name for name in _SIZE_OF if name in variables), None)
     starts_others = _LAUNCHERS.match(launched) is not None
-    if len(capture.processes) == 1 and not starts_others:
-        (process,) = capture.processes.values()
-        if rank is not None and (size is None or rank < size):
-            process.rank = rank if process.rank is None else process.rank
-            process.world_size = size
+    if variable is None or len(capture.processes) != 1 or starts_others:
+        return
+    (process,) = capture.processes.values()
+    rank, sizes = variables[variable], [variables.get(name) for name in (_SIZE_OF[variable], *_SIZE_OF.values())]
+    if sizes[0] is None or rank < sizes[0]:
+        process.rank = rank if process.rank is None else process.rank
+        process.world_size = next((size for size in sizes if size is not None and rank < size), None)
+
+
+def _take_marks(stored: Stored, capture: NsysExport) -> None:
+    """The rank that marks of steps name, as the zero-bubble fork of Megatron writes them."""
+    for text, thread in stored.select(NVTX, ("text", "globalTid"), ("text", "iter_")):
+        match, process = _RANK_OF_MARK.match(str(text)), capture.processes.get(process_of(thread) or 0)
+        if match and process is not None and process.rank is None:
+            process.rank = int(match[1])

@@ -100,6 +100,20 @@ def is_lines(path: Path) -> bool:
     return head[:1] == b"{" and b'"table"' in head.split(b"\n", 1)[0]
 
 
+def is_events_form(path: Path) -> bool:
+    """Whether a file is the older JSON export: a line with all strings, then raw events without tables."""
+    if path.suffix != ".json":
+        return False
+    try:
+        with path.open("rb") as stream:
+            if stream.read(16).replace(b" ", b"")[:9] != b'{"data":[':
+                return False
+            stream.readline(_LINE_BYTES)
+            return stream.read(1 << 10).startswith(b'{"Type"')
+    except OSError:
+        return False
+
+
 class Texts:
     """Texts of ``StringIds``: only those that are asked for are kept, as the others may be anything.
 
@@ -240,7 +254,7 @@ class ColumnTables(_FileTables):
         self._readers: dict[str, Callable[[list[str]], Iterator[pa.RecordBatch]]] = {}
         for name, file in files.items():
             self._open(name, file)
-        if not path.is_dir():
+        if not path.is_dir() and path.stat().st_size:
             self._open_streams()
 
     def _open(self, name: str, file: Path) -> None:
@@ -262,8 +276,8 @@ class ColumnTables(_FileTables):
     def _open_streams(self) -> None:
         import pyarrow as pa
 
-        with self.path.open("rb") as raw:
-            size = self.path.stat().st_size
+        size = self.path.stat().st_size
+        with pa.memory_map(str(self.path)) as raw:
             while (start := raw.tell()) < size:
                 try:
                     stream = pa.ipc.open_stream(raw)
@@ -295,7 +309,7 @@ def _damage() -> tuple[type[Exception], ...]:
     """What reading damaged columns raises; names of columns may be any bytes, and sizes any numbers."""
     import pyarrow as pa
 
-    return pa.ArrowException, OSError, ValueError, OverflowError, KeyError
+    return pa.ArrowException, OSError, ValueError, OverflowError, KeyError, MemoryError
 
 
 def _cells(column: pa.Array) -> list[Any]:
@@ -320,7 +334,8 @@ def _cells(column: pa.Array) -> list[Any]:
 def _streamed(file: Path, start: int, columns: list[str]) -> Iterator[pa.RecordBatch]:
     import pyarrow as pa
 
-    with file.open("rb") as raw:
+    # Mapped, so that a damaged size is an end of the file and no amount of memory.
+    with pa.memory_map(str(file)) as raw:
         raw.seek(start)
         for batch in pa.ipc.open_stream(raw):
             yield batch.select(columns)
