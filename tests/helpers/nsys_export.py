@@ -67,6 +67,7 @@ class How:
     Attributes:
         payloads: NCCL's payloads are exported as blobs, the making of its communicators with them.
         as_json: The same as text.
+        names_communicators: As NCCL from 2.25 on does.
         nvtx: all, nccl (its ranges alone), or none.
         labels: Pipeline actions are labelled, where they were.
         normalized: Times count from 1970.
@@ -76,6 +77,7 @@ class How:
 
     payloads: bool = True
     as_json: bool = False
+    names_communicators: bool = True
     nvtx: str = "all"
     labels: bool = True
     normalized: bool = False
@@ -264,9 +266,11 @@ def _nccl(tables: Tables, rank: Rank, zero: int) -> None:
     tables.add("NVTX_EVENTS", start=rank.first_ns - zero - 900_000, eventType=CREATED, text="NCCL", globalTid=main,
                domainId=NCCL_DOMAIN)  # fmt: skip
     if rank.how.payloads:
-        _schemas(tables)
+        _schemas(tables, rank.how)
         for number, (name, ranks) in enumerate(rank.groups.items()):
             joined = _packed(11, "<Qiii4x", communicator(name, ranks), len(ranks), ranks.index(rank.rank), 0)
+            if not rank.how.names_communicators:
+                joined = _packed(0, "<iii4x", ranks.index(rank.rank), len(ranks), 0)
             at = rank.first_ns - zero - 800_000 + 1000 * number
             _call(tables, rank, "ncclCommInitRankConfig", (at, at + 500), main, joined)
     launches = {
@@ -299,11 +303,13 @@ def _payload(rank: Rank, function: str, args: dict[str, Any]) -> tuple[int, byte
     name = args["Process Group Name"]
     identifier = communicator(name, rank.groups[name])
     size = max(args["In msg nelems"], args["Out msg nelems"]) * _BYTES[args["dtype"]]
+    schema, last = 5, 0
     if function in _MOVING.values():
-        peer = args["Dst Rank" if function == "ncclSend" else "Src Rank"]
         schema = 9 if function == "ncclSend" else 10
-        return _packed(schema, "<QQi4x", identifier, size, rank.groups[name].index(peer))
-    return _packed(5, "<QQi4x", identifier, size, 0)
+        last = rank.groups[name].index(args["Dst Rank" if function == "ncclSend" else "Src Rank"])
+    if not rank.how.names_communicators:
+        return _packed(schema, "<Qi4x", size, last)
+    return _packed(schema, "<QQi4x", identifier, size, last)
 
 
 def _packed(schema: int, layout: str, *values: int) -> tuple[int, bytes]:
@@ -321,8 +327,17 @@ _ENTRIES = {
 }  # fmt: skip
 
 
-def _schemas(tables: Tables) -> None:
-    for schema, entries in _ENTRIES.items():
+_OLD_ENTRIES = {
+    0: (("Rank", 5, None), ("No. of ranks", 5, 4), ("CUDA device", 5, 8)),
+    5: (("Message size [bytes]", 18, None), ("Reduction operation", 5, 8)),
+    9: (("Bytes", 18, None), ("Peer rank", 5, 8)),
+    10: (("Bytes", 18, None), ("Peer rank", 5, 8)),
+}
+"""As of NCCL 2.16."""
+
+
+def _schemas(tables: Tables, how: How) -> None:
+    for schema, entries in (_ENTRIES if how.names_communicators else _OLD_ENTRIES).items():
         for number, (name, kind, offset) in enumerate(entries):
             tables.add(
                 "NVTX_PAYLOAD_SCHEMA_ENTRIES", domainId=NCCL_DOMAIN, schemaId=_SCHEMA + schema, idx=number, type=kind,

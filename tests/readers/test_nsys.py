@@ -148,10 +148,10 @@ def test_ids_with_the_highest_bit_are_negative_in_sqlite() -> None:
 
 
 def test_payloads_are_decoded_by_their_schema(tmp_path: Path) -> None:
-    """Layouts of NCCL 2.16, which names no communicator, and of 2.25."""
+    """Layouts of NCCL 2.16, which names no communicator and calls sizes otherwise, and of 2.25."""
     tables = Tables()
     schemas: dict[int, list[tuple[str, int, int | None]]] = {
-        9: [("Message size [bytes]", 18, None), ("Peer rank", 5, 8)],
+        9: [("Bytes", 18, None), ("Peer rank", 5, 8)],
         10: [("NCCL communicator ID", 18, 0), ("Message size [bytes]", 22, 8), ("Peer rank", 5, 16)],
     }
     for schema, entries in schemas.items():

@@ -72,6 +72,7 @@ def step_ns(found: Reconstruction) -> int:
     [
         ("1f1b_m8", How(normalized=True, together=True)),
         ("vpp2_overlap_m8", How(as_json=True)),
+        ("vpp2_overlap_m8", How(names_communicators=False, labels=False)),
     ],
 )  # fmt: skip
 def test_an_export_with_payloads_tells_the_same_as_the_recording(name: str, how: How, tmp_path: Path) -> None:

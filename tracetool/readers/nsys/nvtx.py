@@ -120,7 +120,7 @@ class Payloads:
             place = whole(offset) or 0
             layout = _FORMATS.get(whole(kind) or 0)
             if isinstance(domain, int) and isinstance(schema, int) and layout and 0 <= place < 1 << 16:
-                self._entries[domain, schema][str(name)] = place, layout
+                self._entries[domain, schema][_SAME.get(str(name), str(name))] = place, layout
 
     def decoded(self, blob: object, json_text: object) -> Payload:
         """What a payload says; of one that cannot be read nothing."""
@@ -171,8 +171,8 @@ def _of_json(text: str) -> Mapping[str, int]:
     return values
 
 
-_SAME = {"commHash": _COMMUNICATOR, "peer": _PEER, "bytes": _BYTES, "nRanks": _SIZE}
-"""Names of the advanced trace of NCCL."""
+_SAME = {"commHash": _COMMUNICATOR, "peer": _PEER, "bytes": _BYTES, "nRanks": _SIZE, "Bytes": _BYTES}
+"""Names of the advanced trace of NCCL, and of sends and receives before NCCL 2.25."""
 
 
 def _within(value: int | None, limit: int) -> int | None:
