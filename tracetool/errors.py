@@ -93,6 +93,7 @@ class Option(Enum):
     OVERLAP = "overlap"
     OVERLAP_RATIO = "overlap_ratio"
     P2P = "p2p"
+    PAYLOAD = "payload_bytes"
     PIPELINE = "pipeline"
     PIPELINES_ON_LINK = "pipelines_on_link"
     RANKS = "ranks"

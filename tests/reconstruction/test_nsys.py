@@ -12,7 +12,7 @@ import pytest
 from helpers.nsys_export import How, export
 from helpers.recorded import data, looked_at, reconstruct_once, run_of
 
-from tracetool.ingestion import ingest
+from tracetool.ingestion import IngestOptions, ingest
 from tracetool.model.timeline import Op, measure
 from tracetool.reconstruction.capture import Account
 from tracetool.reconstruction.capture.peers import Nameless, peers_of
@@ -39,11 +39,13 @@ def recorded(name: str) -> Path:
     return data(*RECORDED[name].split("/"), name)
 
 
-def both(name: str, folder: Path, how: How) -> tuple[Reconstruction, Reconstruction]:
+def both(
+    name: str, folder: Path, how: How, options: IngestOptions | None = None
+) -> tuple[Reconstruction, Reconstruction]:
     """What is found in a recording, and in the same step of its export: nsys marks none, so they count from 0."""
     kineto = looked_at(run_of(recorded(name)))
     export(recorded(name), folder / "exports", how)
-    run = ingest([folder / "exports"], folder / "x.run")
+    run = ingest([folder / "exports"], folder / "x.run", options=options or IngestOptions())
     step = [s.number for s in kineto.steps].index(kineto.pipeline.step)
     return kineto, reconstruct_once(run, step=step, account=Account())
 
@@ -122,6 +124,19 @@ def test_launches_alone_tell_actions_by_thread_and_what_repeats(name: str, tmp_p
     assert messages(nsys, sizes=False) == messages(kineto, sizes=False)
     assert {stage.evidence for stage in nsys.pipeline.stages} == {"kernels"}
     assert step_ns(nsys) == pytest.approx(step_ns(kineto), rel=0.01)
+
+
+def test_sizes_that_the_user_states_stand_for_those_not_recorded(tmp_path: Path) -> None:
+    """Messages of its script hold 16 MiB: 2,048 tokens, 4,096 wide, in 16 bit (measured.json beside the traces)."""
+    stated = IngestOptions(payload_bytes=1 * 2048 * 4096 * 2)
+    kineto, nsys = both("1f1b_m8", tmp_path, How(payloads=False, labels=False), stated)
+    assert messages(nsys, sizes=True) == messages(kineto, sizes=True)
+    run = Run(tmp_path / "x.run")
+    assert run.rows("SELECT DISTINCT evidence, payload_bytes FROM comms WHERE operation IN ('send', 'recv')") == [
+        ("stated", 16 << 20)
+    ]
+    assert sum("hold 16.00 MiB each because ingest was told so" in str(note) for note in nsys.notes) == 2
+    assert "bandwidth of links" not in {gap.needed_for for gap in find_gaps(run)}
 
 
 US = 1000

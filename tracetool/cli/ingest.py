@@ -35,6 +35,17 @@ def _ranks(_context: click.Context, _option: click.Parameter, values: tuple[str,
     return ranks
 
 
+def _size(_context: click.Context, _option: click.Parameter, value: str | None) -> int | None:
+    from tracetool.units import parse_size_bytes
+
+    if value is None:
+        return None
+    size = parse_size_bytes(value)
+    if size == 0:
+        raise click.BadParameter(f"{value!r}: a message holds something, such as 16MiB")
+    return size
+
+
 @click.command()
 @click.argument("paths", nargs=-1, required=True, type=PATH_OR_URL, metavar="TRACES...")
 @click.option("-o", "--output", type=PATH_OR_URL, help="Folder (or URL) of the new Run.")
@@ -42,6 +53,13 @@ def _ranks(_context: click.Context, _option: click.Parameter, values: tuple[str,
 @click.option("--strict", is_flag=True, help="Exit with 2 if anything at all is lost while reading.")
 @click.option("--keep", multiple=True, type=click.Choice(_KEEP), help="Read this, too; may be repeated.")
 @click.option("--rank", "ranks", multiple=True, callback=_ranks, metavar="FILE=N", help="Rank of a trace without one.")
+@click.option(
+    "--payload",
+    "payload_bytes",
+    metavar="SIZE",
+    callback=_size,
+    help="Bytes of each message that does not say its own.",
+)
 @click.option("--jobs", type=click.IntRange(min=1), help="Worker processes [default: by cores, memory and size].")
 @click.option("--executor", metavar="dask://HOST:PORT", help="Read on a Dask cluster that reaches the same paths.")
 @FORCE
@@ -56,6 +74,7 @@ def ingest(
     strict: bool,
     keep: tuple[str, ...],
     ranks: dict[str, int],
+    payload_bytes: int | None,
     jobs: int | None,
     executor: str | None,
     force: bool,
@@ -93,7 +112,9 @@ def ingest(
     if output is None:
         raise click.UsageError("say where to with -o x.run (or only look with --dry-run).")
     leave_pandas()
-    options = IngestOptions(keep=keep, ranks=ranks, strict=strict, jobs=jobs, executor=executor)
+    options = IngestOptions(
+        keep=keep, ranks=ranks, payload_bytes=payload_bytes, strict=strict, jobs=jobs, executor=executor
+    )
     with ProgressBar(quiet=quiet) as progress:
         run = make_run(paths, output, force=force, progress=progress, options=options)
     summary = run_summary(run)

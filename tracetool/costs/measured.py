@@ -13,7 +13,7 @@ from statistics import median
 from typing import TYPE_CHECKING
 
 from tracetool.costs.over_links import crossing_uses, over_links, places_of
-from tracetool.errors import ScenarioError, UnsupportedShape
+from tracetool.errors import Option, ScenarioError, UnsupportedShape
 from tracetool.model.action import Action, ActionKind
 from tracetool.model.pipeline import ActionCost, max_if_known, sum_if_known
 
@@ -245,6 +245,26 @@ class MeasuredCosts:
         """Bytes of one message that leaves a stage; None if unknown."""
         stage = self._stage(src_stage)
         return stage.forward_payload_bytes if kind is ActionKind.FORWARD else stage.backward_payload_bytes
+
+    def link_bytes(self, src_stage: int, kind: ActionKind, so: str) -> int:
+        """The same of a message that crosses a link.
+
+        Args:
+            src_stage: The stage.
+            kind: Forward or backward.
+            so: What cannot be done where it is unknown.
+
+        Raises:
+            ScenarioError: If it is unknown.
+        """
+        payload = self.payload_bytes(src_stage, kind)
+        if payload is None:
+            raise ScenarioError(
+                f"the messages of stage {src_stage} ({kind.value}) differ in size or do not tell it, so {so}.",
+                hint="sizes are told by torch 2.4 or newer, Ascend Level1 and up, nsys export --include-blobs=true, "
+                f"or by you: ingest with {Option.PAYLOAD('16MiB')}",
+            )
+        return payload
 
     def _transfer_ns(self, src_stage: int, kind: ActionKind) -> int:
         """Measured time of one message inside a DC, once both sides are ready."""

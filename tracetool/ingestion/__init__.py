@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -40,6 +40,7 @@ class IngestOptions:
     Attributes:
         keep: What is read only on request: ``python_function`` events, ``args`` as JSON text.
         ranks: Path (or its end) to rank, for traces that do not say theirs.
+        payload_bytes: What a send or receive holds whose size was not recorded.
         strict: Refuse traces of which anything is lost.
         jobs: Worker processes; by default as many as cores, memory and the size of the sources allow.
         executor: ``dask://HOST:PORT`` of a cluster whose workers reach the same paths.
@@ -47,6 +48,7 @@ class IngestOptions:
 
     keep: tuple[str, ...] = ()
     ranks: Mapping[str, int] = field(default_factory=dict)
+    payload_bytes: int | None = None
     strict: bool = False
     jobs: int | None = None
     executor: str | None = None
@@ -98,7 +100,8 @@ def write_run(
 ) -> Run:
     """Read discovered sources into a new Run; see :func:`ingest`."""
     with RunWriter(output, force=force) as writer:
-        tasks = [Task(n, source, writer.folder, frozenset(options.keep)) for n, source in enumerate(discovery.sources)]
+        asked = writer.folder, frozenset(options.keep), options.payload_bytes
+        tasks = [Task(n, source, *asked) for n, source in enumerate(discovery.sources)]
         outcomes = run_tasks(tasks, progress, jobs=options.jobs, executor=options.executor)
         for task, outcome in zip(tasks, outcomes, strict=True):
             if outcome.failure is not None:
@@ -138,7 +141,7 @@ def _read_apart(
     if conflict is not None:
         raise conflict
     numbers = [*free, *range(len(tasks), len(tasks) + len(apart) - len(free))]
-    again = [Task(n, item, tasks[0].folder, tasks[0].keep) for n, item in zip(numbers, apart, strict=True)]
+    again = [replace(tasks[0], number=n, discovered=item) for n, item in zip(numbers, apart, strict=True)]
     read = run_tasks(again, progress, jobs=options.jobs, executor=options.executor) if again else []
     both = sorted(
         [*kept, *zip(again, read, strict=True)], key=lambda pair: (pair[0].discovered.stored_rank, pair[0].number)

@@ -24,9 +24,10 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from tracetool.errors import IngestError, MalformedTrace, Option, flags_now, installing, typed_as
 from tracetool.model.notice import Notice, SourceCode
-from tracetool.readers import READERS, SeveralRanks, SourceReport
+from tracetool.readers import READERS, SeveralRanks, SourceReport, stated_sizes
 from tracetool.store import PartWriter, source_part
 from tracetool.tables import leave_pandas
+from tracetool.units import format_count, format_size
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -54,12 +55,14 @@ class Task:
         discovered: The source, and who it is.
         folder: Folder of the Run being written.
         keep: What is read only on request.
+        payload_bytes: What a send or receive holds that does not say it, as the user stated.
     """
 
     number: int
     discovered: DiscoveredSource
     folder: Path
     keep: frozenset[str]
+    payload_bytes: int | None = None
 
 
 @dataclass(slots=True)
@@ -90,11 +93,16 @@ def read_source(task: Task, advance: Callable[[int], None]) -> SourceOutcome:
     item = task.discovered
     reader = READERS.get(item.reader)
     part = source_part(task.number)
+    stated = 0
     try:
         with PartWriter(task.folder, part) as writer:
             tables = reader.read(item.source, item.stored_rank, item.identity, task.keep, report, advance)
-            for table, rows in _reading(item, tables):
-                writer.write(table, _numbered(rows, task.number) if table == "vendor_figures" else rows)
+            for table, read in _reading(item, tables):
+                rows = _numbered(read, task.number) if table == "vendor_figures" else read
+                if table == "comms" and task.payload_bytes is not None:
+                    rows, count = stated_sizes(read, task.payload_bytes)
+                    stated += count
+                writer.write(table, rows)
         if report.rows == 0 and item.source.ranked:
             raise IngestError(
                 f"{item.label} holds no events.",
@@ -104,6 +112,12 @@ def read_source(task: Task, advance: Callable[[int], None]) -> SourceOutcome:
         return SourceOutcome(report, error.message, error.hint, isinstance(error, SeveralRanks))
     if item.rank_from is not None:
         report.notes.insert(0, Notice(SourceCode.RANK_INFERRED, f"this rank is taken from {item.rank_from}"))
+    if stated:
+        size = format_size(task.payload_bytes or 0)
+        report.note(
+            SourceCode.SIZES_STATED,
+            f"{format_count(stated, 'send')} and receives hold {size} each because ingest was told so",
+        )
     return SourceOutcome(report)
 
 

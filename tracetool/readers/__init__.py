@@ -285,6 +285,23 @@ def rows_table(name: str, rows: Sequence[Sequence[object]]) -> pa.Table:
     return pa.Table.from_arrays(arrays, names=schema.names).cast(schema)
 
 
+def stated_sizes(comms: pa.Table, payload_bytes: int) -> tuple[pa.Table, int]:
+    """Rows of ``comms`` where sends and receives without a recorded size have a stated one; and how many those are."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    is_message = pc.is_in(comms["operation"].cast(pa.string()), pa.array(["send", "recv"]))
+    lacks = pc.and_(is_message, pc.is_null(comms["payload_bytes"]))
+    stated = {
+        "payload_bytes": pc.if_else(lacks, payload_bytes, comms["payload_bytes"]),
+        "evidence": pc.if_else(lacks, "stated", comms["evidence"].cast(pa.string())),
+    }
+    for name, column in stated.items():
+        number = comms.schema.get_field_index(name)
+        comms = comms.set_column(number, comms.schema.field(number), column.cast(comms.schema.types[number]))
+    return comms, pc.sum(lacks).as_py() or 0
+
+
 def _texts(values: Sequence[object]) -> pa.Array:
     import pyarrow as pa
 

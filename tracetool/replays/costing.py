@@ -14,7 +14,6 @@ from itertools import chain
 from typing import TYPE_CHECKING
 
 from tracetool.costs.measured import MeasuredCosts
-from tracetool.errors import ScenarioError
 from tracetool.replays.flow import FORWARD, Slowdown
 from tracetool.replays.graph import TaskKind
 from tracetool.replays.tail import LinkQueues, run_tails
@@ -214,11 +213,5 @@ class TaskCosts:
         return topology.path(rank_of(message.src_stage), rank_of(message.dst_stage))
 
     def _link_bytes(self, message: Message) -> int:
-        payload = self.measured.payload_bytes(message.src_stage, message.kind)
-        if payload is None:
-            raise ScenarioError(
-                f"the messages of stage {message.src_stage} ({message.kind.value}) differ in size or do not tell it, "
-                "so their time over a link is unknown.",
-                hint="sizes are told by torch 2.4 or newer, Ascend Level1 and up, and nsys export --include-blobs=true",
-            )
-        return payload
+        so = "their time over a link is unknown"
+        return self.measured.link_bytes(message.src_stage, message.kind, so)

@@ -6,7 +6,7 @@ from statistics import median
 from typing import TYPE_CHECKING, NamedTuple
 
 from tracetool.costs.measured import MeasuredCosts
-from tracetool.errors import ScenarioError, ScheduleDeadlock, UnsupportedShape
+from tracetool.errors import ScheduleDeadlock, UnsupportedShape
 from tracetool.model.action import Action
 from tracetool.model.notice import Notice, NoticeCode
 from tracetool.model.schedule import Schedule
@@ -171,13 +171,7 @@ def _hops(costs: MeasuredCosts, shape: PipelineShape, scenario: Scenario) -> Cal
         path = scenario.topology.path(*ranks)
         if path is None:
             return Hop(latency_ns=costs.transfer_ns(src, kind))
-        payload = costs.payload_bytes(src, kind)
-        if payload is None:
-            raise ScenarioError(
-                f"the messages of stage {src} ({kind.value}) differ in size or do not tell it, so no order can be "
-                "made for the link they cross.",
-                hint="sizes are told by torch 2.4 or newer, Ascend Level1 and up, and nsys export --include-blobs=true",
-            )
+        payload = costs.link_bytes(src, kind, "no order can be made for the link they cross")
         # Of several links, orders are made for the one that a message occupies longest.
         slowest = max(path, key=lambda link: link.occupancy_ns(payload), default=None)
         return Hop(path.latency_ns, path.occupancy_ns(payload), None if slowest is None else slowest.name)

@@ -328,7 +328,8 @@ def _cells(column: pa.Array) -> list[Any]:
         texts = column.cast(pa.binary())
         texts.validate(full=True)
         return [None if text is None else text.decode("utf-8", "replace") for text in texts.to_pylist()]
-    return column.to_pylist()
+    values: list[Any] = column.to_pylist()
+    return values
 
 
 def _streamed(file: Path, start: int, columns: list[str]) -> Iterator[pa.RecordBatch]:

@@ -100,7 +100,8 @@ def infer_peers(run: Run, collectives: Sequence[Collective], account: Account) -
         "inferred", len(peers) / len(ops), "traces name no peers",
     )  # fmt: skip
     listed = ", ".join(f"({rank}, {position}, {peer})" for (rank, position), peer in sorted(peers.items()))
-    named = "coalesce(c.peer, i.peer) AS peer, CASE WHEN i.peer IS NULL THEN c.evidence ELSE 'inferred' END AS evidence"
+    evidence = "CASE WHEN i.peer IS NULL OR c.evidence = 'stated' THEN c.evidence ELSE 'inferred' END"
+    named = f"coalesce(c.peer, i.peer) AS peer, {evidence} AS evidence"
     query = (
         f"SELECT c.* REPLACE ({named}) FROM {{recorded}} AS c "
         f"LEFT JOIN (VALUES {listed}) AS i(rank, position, peer) ON i.rank = c.rank AND i.position = c.position"

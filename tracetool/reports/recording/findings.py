@@ -287,7 +287,11 @@ def _messages(counts: CommCounts, ways: _Ways) -> Iterator[Gap]:
     if nameless:
         yield Gap(f"no peer for {nameless:,} of {messages:,} sends and receives", "stages and transfers", ways.peers)
     if sizeless:
-        yield Gap(f"no size of {sizeless:,} of {messages:,} sends and receives", "bandwidth of links", ways.sizes)
+        yield Gap(
+            f"no size of {sizeless:,} of {messages:,} sends and receives",
+            "bandwidth of links",
+            f"{ways.sizes}, or ingest with {Option.PAYLOAD('16MiB')}",
+        )
 
 
 def _marks(run: Run, counts: Counts, ways: _Ways) -> Iterator[Gap]:
