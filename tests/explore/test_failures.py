@@ -81,6 +81,16 @@ def test_stages_within_a_slow_dc_take_longer(slow: str, factors: tuple[int, int]
     assert failing.window_ns == pytest.approx(expected, rel=0.005)
 
 
+@pytest.mark.parametrize("slow", ["dc0", "dc1"])
+def test_every_stage_within_a_slow_dc_takes_longer(slow: str) -> None:
+    """Of four equal stages two take twice as long: ranks compute half as long again on average, whichever they are."""
+    workload = fleet()
+    plan = JobPlan(replace(TRAINING, stages=4, data=2), PP)
+    (whole,) = Judge(workload).judge([plan])
+    (failing,) = FailureJudge(workload, parse_failure(f"{slow}.speed=50%", workload)).judge([plan])
+    assert failing.compute_ns == pytest.approx(1.5 * whole.compute_ns, rel=1e-6)
+
+
 def test_several_hold_at_once_and_for_a_share_of_the_time() -> None:
     found = parse_failure("wan.bandwidth=50%, wan.links=1/2,dc1.speed=80% @ 2%", fleet())
     assert found.narrowed == (("wan", 0.25),)

@@ -234,7 +234,8 @@ class JobCosts:
         computes = {stage: self._computes(stage) for stage in {0, min(1, self._last), self._last}}
         for stage in range(self._last + 1):
             after = messages[None if stage == self._last or self._waits else hops[stage]]
-            own = self._computes(stage) if self._waits else computes.get(stage) or computes[1]
+            alike = not self._waits and not self._slow
+            own = (computes.get(stage) or computes[1]) if alike else self._computes(stage)
             found += (*own, *after, *before)
             before = after
         return found
