@@ -41,7 +41,7 @@ DEVICE = replace(
     A100, name="H100", peak_flops=989 * 10**12, hbm_bandwidth_bytes_per_s=3 * 10**12, processors=132, kernel_ns=5000
 )
 HOW = Training(8, 16, 128, 1, 16384, 0.7, data=32, sharded_optimizer=True)
-WHOLE = ["cp=1,2,4", "microbatch=1,2,4"]
+WHOLE = ["cp=1,2,4", "microbatch=1,2,4,8"]
 FEW = ["tp=8", "pp=8,16", "cp=1", "ep=1", "microbatch=1", "schedule=1f1b,interleaved", "sharing=spatial"]
 
 

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from tracetool.estimates.transformer import Transformer
     from tracetool.model.schedule import PipelineShape
     from tracetool.network.file import NetworkChoice
+    from tracetool.replays.flow import Int64s
 
 _ADAM_BYTES = 54
 """Read and written per parameter in a step of mixed precision (Megatron-LM): gradients checked and scaled (8), their
@@ -128,26 +129,59 @@ def parts_of(costs: CurveCosts | TimedCosts) -> ModelParts:
     return ModelParts(costs.ahead(), costs.layer(), costs.head())
 
 
+RankPlace = tuple[bool, bool]
+"""Whether the first stage and the last one are among a rank's."""
+
+
 class _Seats(NamedTuple):
     """Which rank has which stage: per rank its stages and whether the first and last are among them, per stage the hop.
 
     A hop is named by the first of two neighbouring ranks, of the last and the first one by the last; None
-    within one rank.
+    within one rank: of ``hops_of`` that is the last row.
     """
 
     stages: tuple[tuple[int, ...], ...]
     hops: tuple[int | None, ...]
-    places: tuple[tuple[bool, bool], ...]
-    unlike: Mapping[tuple[bool, bool], int]
+    hop_rows: Int64s
+    places: tuple[RankPlace, ...]
+    unlike: Mapping[RankPlace, int]
 
 
 @lru_cache(maxsize=1024)
 def _seats(shape: PipelineShape) -> _Seats:
+    import numpy as np
+
     ranks = [shape.rank_of(stage) for stage in range(shape.stages)]
     hops = [None if a == b else min(a, b) if abs(a - b) == 1 else max(a, b) for a, b in pairwise(ranks)]
     stages = tuple(map(shape.stages_of, range(shape.ranks)))
     places = tuple((0 in of_rank, shape.stages - 1 in of_rank) for of_rank in stages)
-    return _Seats(stages, tuple(hops), places, {place: rank for rank, place in enumerate(places)})
+    rows = np.array([-1 if hop is None else hop for hop in hops], np.int64)
+    return _Seats(stages, tuple(hops), rows, places, {place: rank for rank, place in enumerate(places)})
+
+
+def message_bytes(model: Transformer, training: Training) -> int:
+    """The hidden state of a microbatch, over all tensor-parallel ranks together."""
+    return BYTES * training.batch * training.sequence * model.hidden // training.context
+
+
+def hops_of(transport: Transport, payload_bytes: int, ranks: int) -> Int64s:
+    """Messages from each pipeline rank to the next, from the last to the first, and to itself.
+
+    Args:
+        transport: What carries them.
+        payload_bytes: Of one.
+        ranks: How many there are.
+
+    Returns:
+        What each takes; of that what it occupies, over a link between places its link, and that link's latency.
+    """
+    import numpy as np
+
+    rows = np.zeros((ranks + 1, 3), np.int64)
+    for rank in range(ranks if ranks > 1 else 0):
+        takes = transport.message_ns(payload_bytes, rank) or 0
+        rows[rank] = (takes, *(transport.link_ns(payload_bytes, rank) or (takes, 0)))
+    return rows
 
 
 class JobCosts:
@@ -160,6 +194,7 @@ class JobCosts:
         transport: What carries collectives and messages.
         timings: Layer timings, in place of the device's curve.
         parts: What layers take, where that was worked out before.
+        hops: What messages take (``hops_of``), likewise.
     """
 
     def __init__(
@@ -170,6 +205,7 @@ class JobCosts:
         transport: Transport,
         timings: LayerTimings | None = None,
         parts: ModelParts | None = None,
+        hops: Int64s | None = None,
     ) -> None:
         self._model = model
         self._device = device
@@ -182,16 +218,23 @@ class JobCosts:
         parts = parts or parts_of(self._timed or CurveCosts(model, device, training, transport))
         self._layers = parts.layer.times(model.layers // (self._last + 1))
         self._ahead = parts.ahead
-        self._holds: dict[tuple[bool, bool], tuple[Held, int]] = {}
-        self._tails: dict[tuple[bool, bool], tuple[TailPart, ...]] = {}
+        self._holds: dict[RankPlace, tuple[Held, int]] = {}
+        self._tails: dict[RankPlace, tuple[TailPart, ...]] = {}
         self._head = parts.head if training.has_head else Passes(0, 0)
-        self.payload = BYTES * training.batch * training.sequence * model.hidden // training.context
+        self._hops = hops
+        self.payload = message_bytes(model, training)
 
     def slowed(self, factors: Sequence[float]) -> JobCosts:
         """The same where the actions of each pipeline rank take so many times as long."""
         other = copy(self)
         other._slow = tuple(factors)
         return other
+
+    @cached_property
+    def _messages(self) -> Int64s:
+        if self._hops is not None:
+            return self._hops
+        return hops_of(self._transport, self.payload // self._training.tensor, self._training.stages)
 
     def _message_ns(self, stage: int) -> int:
         """What the message from a stage to the next takes: of each tensor-parallel rank its share."""
@@ -200,12 +243,15 @@ class JobCosts:
             return 0
         return self._transport.message_ns(self.payload // self._training.tensor, hop) or 0
 
-    def of(self, stage: int) -> StageTimes:
-        """A stage's times."""
+    def _takes(self, stage: int) -> Passes:
+        """What a stage computes."""
         takes = self._layers + self._head if stage == self._last else self._layers
         takes = takes + self._ahead if stage == 0 else takes
-        if self._slow:
-            takes = takes.times(self._slow[self._training.shape.rank_of(stage)])
+        return takes.times(self._slow[self._training.shape.rank_of(stage)]) if self._slow else takes
+
+    def of(self, stage: int) -> StageTimes:
+        """A stage's times."""
+        takes = self._takes(stage)
         to_next = 0 if stage == self._last else self._message_ns(stage)
         to_previous = 0 if stage == 0 else self._message_ns(stage - 1)
         waits = self._waits
@@ -221,29 +267,31 @@ class JobCosts:
     def _waits(self) -> bool:
         return self._training.messages_hold_up
 
-    def figures(self) -> list[int]:
+    def figures(self) -> Int64s:
         """Times of all stages as a form's table has them: none, then ``form.FIGURES`` of each stage."""
-        hops = self._seats.hops
-        messages: dict[int | None, tuple[int, int]] = {None: (0, 0)}
-        for hop in dict.fromkeys(hops):
-            if hop is not None and not self._waits:
-                stage = hops.index(hop)
-                messages[hop] = self._link_ns(stage) or (self._message_ns(stage), 0)
-        found = [0]
-        before = (0, 0)
-        computes = {stage: self._computes(stage) for stage in {0, min(1, self._last), self._last}}
-        for stage in range(self._last + 1):
-            after = messages[None if stage == self._last or self._waits else hops[stage]]
-            alike = not self._waits and not self._slow
-            own = (computes.get(stage) or computes[1]) if alike else self._computes(stage)
-            found += (*own, *after, *before)
-            before = after
-        return found
+        import numpy as np
 
-    def _computes(self, stage: int) -> tuple[int, int, int, int]:
-        """Forward, backward, its half for the input, and that for weights."""
-        times = self.of(stage)
-        return times.forward_ns, times.backward_ns, times.backward_ns - times.weight_ns, times.weight_ns
+        computes, hops = self._computes(), self._messages[self._seats.hop_rows]
+        messages = np.zeros((len(computes), 4), np.int64)
+        if self._waits:
+            computes[:-1, 0] += hops[:, 0]
+            computes[1:, 1:3] += hops[:, :1]
+        else:
+            messages[:-1, :2] = messages[1:, 2:] = hops[:, 1:]
+        return np.concatenate([np.zeros(1, np.int64), np.hstack([computes, messages]).ravel()])
+
+    def _computes(self) -> Int64s:
+        """Forward, backward, its half for the input, and that for weights, of every stage."""
+        import numpy as np
+
+        # Stages between the first and the last one are equal where all ranks are as fast.
+        unlike = range(self._last + 1) if self._slow else sorted({0, min(1, self._last), self._last})
+        rows = []
+        for takes in map(self._takes, unlike):
+            forward, backward, weight = map(round, (takes.forward_ns, takes.backward_ns, takes.weight_ns))
+            rows.append((forward, backward, backward - weight, weight))
+        counts = [1, self._last - 1, 1] if len(rows) == 3 else [1] * len(rows)
+        return np.repeat(np.array(rows, np.int64), counts, axis=0)
 
     def _link_ns(self, stage: int) -> tuple[int, int] | None:
         """The message to the next stage over a link between places, where it does not hold up actions."""
@@ -317,12 +365,9 @@ class JobCosts:
             for rank, most in enumerate(held)
         )
 
-    def tails_ns(self) -> list[int]:
-        """What each pipeline rank does after its last backward, in all."""
-        sums: dict[tuple[bool, bool], int] = {}
-        for place, rank in self._seats.unlike.items():
-            sums[place] = sum(part.duration_ns for part in self.tail(rank))
-        return [sums[place] for place in self._seats.places]
+    def tails_by_place_ns(self) -> dict[RankPlace, int]:
+        """What pipeline ranks do after their last backward, in all."""
+        return {place: sum(part.duration_ns for part in self.tail(rank)) for place, rank in self._seats.unlike.items()}
 
     def tail(self, rank: int) -> tuple[TailPart, ...]:
         """Gradient reduction and optimizer of a pipeline rank: those without first and last stage are equal."""

@@ -88,12 +88,12 @@ class Training:
     @property
     def order_name(self) -> str:
         """The schedule by name."""
-        return self.schedule or (REFERENCE if self.chunks == 1 else REFERENCE_OF_CHUNKS)
+        return self.schedule or default_order(self.chunks)
 
     @property
     def messages_hold_up(self) -> bool:
         """Whether each action ends with the messages behind it: interleaved stages in blocking batches."""
-        return self.order_name == REFERENCE_OF_CHUNKS and (self.p2p is None or self.p2p in BLOCKING)
+        return holds_up(self.order_name, self.p2p)
 
     @property
     def mode(self) -> P2PMode:
@@ -143,6 +143,16 @@ class Training:
             )
         if self.expert > 1 and model.experts is None:
             raise ScenarioError(f"{model.name} has no experts to share among {self.expert} expert-parallel ranks.")
+
+
+def default_order(chunks: int) -> str:
+    """The schedule of so many stages per rank where none is named."""
+    return REFERENCE if chunks == 1 else REFERENCE_OF_CHUNKS
+
+
+def holds_up(name: str, p2p: P2PMode | None) -> bool:
+    """Whether each action of a schedule ends with the messages behind it, where they are issued so."""
+    return name == REFERENCE_OF_CHUNKS and (p2p is None or p2p in BLOCKING)
 
 
 @lru_cache(maxsize=4096)

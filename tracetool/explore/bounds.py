@@ -10,33 +10,37 @@ c, with m microbatches:
 * where batches of messages block, r waits for each that it sends, but for the last;
 * a link between places carries its messages one after another: m times what those of all hops occupy it for.
 
-A device holds its static bytes and at least one microbatch of one stage. These are bounds of what replay gives, not of
-what hardware does.
+A device holds its static bytes and at least one microbatch of one stage. Plans that need more than a device has are not
+bounded otherwise. These are bounds of what replay gives, not of what hardware does.
+
+Plans of a base are alike where order and use are so to the bounds. Of those that differ in their tails alone
+everything else is worked out once, and of pipelines of one shape together.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from tracetool.estimates.form import FIGURES, HeldMost
-from tracetool.estimates.training import traits_of
+from tracetool.estimates.training import default_order, holds_up, traits_of
 from tracetool.schedules import kind_of
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
-    from tracetool.estimates.stages import JobCosts
+    from tracetool.estimates.stages import JobCosts, RankPlace
     from tracetool.estimates.training import Training
     from tracetool.explore.candidates import Base, PlanOrder
     from tracetool.explore.judge import Judge
+    from tracetool.explore.plan import JobPlan
     from tracetool.model.schedule import PipelineShape
 
     Int64s = np.ndarray[Any, np.dtype[np.int64]]
-    Bools = np.ndarray[Any, np.dtype[np.bool_]]
 
 
 @dataclass(frozen=True)
@@ -46,8 +50,8 @@ class PlanBounds:
     Attributes:
         base: Number of its base.
         within: Which of its base's plans it is.
-        compute_ns: What computes, messages on the critical path and the tail take at least.
-        link_ns: What the busiest link takes at least.
+        compute_ns: What computes, messages on the critical path and the tail take at least; 0 of what cannot fit.
+        link_ns: What the busiest link takes at least; likewise.
         memory_bytes: What the fullest device holds at least.
     """
 
@@ -72,20 +76,42 @@ BOUNDS = tuple(each.name for each in fields(PlanBounds))
 
 
 class _Kind(NamedTuple):
-    """What stacked rows have in common."""
+    """What stacked pipelines have in common."""
 
     shape: PipelineShape
     split: bool
     grouped: bool
 
 
-class _BoundRow(NamedTuple):
-    """One pipeline of candidates that are alike to the bounds."""
+class _OrderSort(NamedTuple):
+    """What an order is to the bounds."""
 
-    number: int
-    figures: list[int]
-    tails: list[int]
-    link_ns: int
+    chunks: int
+    placement: str
+    splits: bool
+    holds_up: bool
+    grouped: bool
+
+
+@dataclass
+class _Stack:
+    """Pipelines of one kind, and plans that have them.
+
+    Attributes:
+        figures: Of each pipeline, times of its stages.
+        microbatches: Of each.
+        link_ns: Of each, what the busiest link is occupied for.
+        plans: Of alike plans, their number.
+        pipelines: Of each of these, the pipeline by its number here.
+        tails: Of each, what ranks do after their last backward, by what they have of the model.
+    """
+
+    figures: list[Int64s] = field(default_factory=list)
+    microbatches: list[int] = field(default_factory=list)
+    link_ns: list[int] = field(default_factory=list)
+    plans: list[int] = field(default_factory=list)
+    pipelines: list[int] = field(default_factory=list)
+    tails: list[Mapping[RankPlace, int]] = field(default_factory=list)
 
 
 def bounds_of(judge: Judge, bases: Sequence[Base]) -> PlanBounds:
@@ -95,40 +121,25 @@ def bounds_of(judge: Judge, bases: Sequence[Base]) -> PlanBounds:
         judge: Knows their costs.
         bases: Which.
     """
-    stacks: dict[_Kind, list[_BoundRow]] = defaultdict(list)
+    stacks: dict[_Kind, _Stack] = defaultdict(_Stack)
     memory: list[int] = []
-    microbatches: list[int] = []
-    places: list[Int64s] = []
+    alike: list[Int64s] = []
     for base in bases:
-        alike: dict[tuple[object, ...], int] = {}
-        known: dict[object, tuple[list[int], int]] = {}
-        numbers = []
-        for number in range(base.size):
-            order, use = base.orders[number // len(base.uses)], base.uses[number % len(base.uses)]
-            key = _sort(order, base.at(number).training), use
-            if key not in alike:
-                alike[key] = len(memory)
-                _add(judge, base, number, len(memory), stacks, memory, known)
-                microbatches.append(base.plan.training.microbatches)
-            numbers.append(alike[key])
-        places.append(np.array(numbers, np.int64))
-    compute = np.zeros(len(memory), np.int64)
-    link = np.zeros(len(memory), np.int64)
-    counts = np.array(microbatches, np.int64)
-    for kind, rows in stacks.items():
-        at = np.array([row.number for row in rows], np.int64)
-        figures = np.array([row.figures for row in rows], np.int64)[:, 1:].reshape(len(rows), -1, FIGURES)
-        tails = np.array([row.tails for row in rows], np.int64)
-        np.maximum.at(compute, at, _compute_ns(kind, figures, tails, counts[at]))
-        np.maximum.at(link, at, np.array([row.link_ns for row in rows], np.int64))
-    sizes = [len(of) for of in places]
-    alike_at = np.concatenate(places) if places else np.zeros(0, np.int64)
+        sorts, numbers = _sorts(base.orders)
+        first, uses = len(memory), len(base.uses)
+        alike.append((first + numbers[:, None] * uses + np.arange(uses)).ravel())
+        _add(judge, base, sorts, stacks, memory)
+    compute, link = np.zeros(len(memory), np.int64), np.zeros(len(memory), np.int64)
+    for kind, stack in stacks.items():
+        _raise(compute, link, kind, stack)
+    sizes = [len(of) for of in alike]
+    at = np.concatenate(alike) if alike else np.zeros(0, np.int64)
     return PlanBounds(
         base=np.repeat(np.arange(len(bases)), sizes),
         within=np.concatenate([np.arange(size) for size in sizes]) if sizes else np.zeros(0, np.int64),
-        compute_ns=compute[alike_at],
-        link_ns=link[alike_at],
-        memory_bytes=np.array(memory, np.int64)[alike_at] if memory else np.zeros(0, np.int64),
+        compute_ns=compute[at],
+        link_ns=link[at],
+        memory_bytes=np.array(memory, np.int64)[at],
     )
 
 
@@ -144,43 +155,72 @@ def joined(parts: Sequence[PlanBounds], sizes: Sequence[int]) -> PlanBounds:
     return PlanBounds(**{name: np.concatenate([part.arrays[name] for part in moved]) for name in moved[0].arrays})
 
 
-def _sort(order: PlanOrder, training: Training) -> tuple[object, ...]:
-    """What an order is to the bounds."""
-    traits = traits_of(training.order_name, training.chunks)
-    grouped = traits.blocks and order.p2p is None
-    placement = kind_of(order.schedule).placement if order.schedule else "loop"
-    return order.chunks, placement, traits.splits, training.messages_hold_up, grouped
+@lru_cache(maxsize=4096)
+def _sorts(orders: tuple[PlanOrder, ...]) -> tuple[Mapping[_OrderSort, int], Int64s]:
+    """Sorts of orders, each with the number of an order of it, and of every order the number of its sort."""
+    firsts: dict[_OrderSort, int] = {}
+    of_each = []
+    for number, order in enumerate(orders):
+        of_each.append(sort := _sort(order))
+        firsts.setdefault(sort, number)
+    numbers = {sort: number for number, sort in enumerate(firsts)}
+    return firsts, np.array([numbers[sort] for sort in of_each], np.int64)
+
+
+def _sort(order: PlanOrder) -> _OrderSort:
+    name = order.schedule or default_order(order.chunks)
+    traits = traits_of(name, order.chunks)
+    return _OrderSort(
+        order.chunks,
+        kind_of(name).placement if order.schedule else "loop",
+        traits.splits,
+        holds_up(name, order.p2p),
+        traits.blocks and order.p2p is None,
+    )
 
 
 def _add(
-    judge: Judge,
-    base: Base,
-    within: int,
-    number: int,
-    stacks: dict[_Kind, list[_BoundRow]],
-    memory: list[int],
-    known: dict[object, tuple[list[int], int]],
+    judge: Judge, base: Base, sorts: Mapping[_OrderSort, int], stacks: dict[_Kind, _Stack], memory: list[int]
 ) -> None:
-    plan = base.at(within)
+    """Memory of the alike plans of a base, and their pipelines."""
+    tails: dict[tuple[object, ...], Mapping[RankPlace, int]] = {}
+    needs: dict[tuple[object, ...], int] = {}
+    for sort, order in sorts.items():
+        placed = sort.chunks, sort.placement
+        if placed not in needs:
+            plan = base.at(order * len(base.uses))
+            needs[placed] = _least_bytes(plan.training, judge.costs(plan)[0][1])
+        numbers = range(len(memory), len(memory) + len(base.uses))
+        memory += [needs[placed]] * len(base.uses)
+        if needs[placed] > judge.workload.hbm_bytes:
+            continue
+        pipelines: dict[object, list[tuple[_Stack, int]]] = {}
+        for number, use in zip(numbers, range(len(base.uses)), strict=True):
+            plan = base.at(order * len(base.uses) + use)
+            if plan.sharing not in pipelines:
+                pipelines[plan.sharing] = list(_pipelines(judge, plan, sort, stacks))
+            key = *placed, plan.collectives, plan.training.overlap_reduction
+            if key not in tails:
+                tails[key] = judge.costs(plan)[0][1].tails_by_place_ns()
+            for stack, pipeline in pipelines[plan.sharing]:
+                stack.plans.append(number)
+                stack.pipelines.append(pipeline)
+                stack.tails.append(tails[key])
+
+
+def _pipelines(
+    judge: Judge, plan: JobPlan, sort: _OrderSort, stacks: dict[_Kind, _Stack]
+) -> Iterator[tuple[_Stack, int]]:
+    """Stack the pipelines of a plan that are unlike: each with its number in its stack."""
     how = plan.training
-    most = 0
-    traits = traits_of(how.order_name, how.chunks)
-    kind = _Kind(_bare(how), traits.splits, how.p2p is None and traits.blocks)
+    shape = replace(how.shape, microbatches=1)
+    stack = stacks[_Kind(shape, sort.splits, sort.grouped)]
     for over, costs in judge.costs(plan):
-        key = kind, how.messages_hold_up, plan.sharing, over.line
-        if key not in known:
-            figures = costs.figures()
-            known[key] = figures, _busiest_ns(how, figures, over.line.places) if over.line.places else 0
-        figures, link = known[key]
-        tails = costs.tails_ns()
-        stacks[kind].append(_BoundRow(number, figures, tails, link + min(tails) if link else 0))
-        most = max(most, _least_bytes(how, costs))
-    memory.append(most)
-
-
-def _bare(how: Training) -> PipelineShape:
-    shape = how.shape
-    return type(shape)(shape.ranks, 1, shape.chunks, shape.placement)
+        figures = costs.figures()
+        stack.figures.append(figures)
+        stack.microbatches.append(how.microbatches)
+        stack.link_ns.append(_busiest_ns(how, figures, over.line.places) if over.line.places else 0)
+        yield stack, len(stack.figures) - 1
 
 
 def _least_bytes(how: Training, costs: JobCosts) -> int:
@@ -191,19 +231,45 @@ def _least_bytes(how: Training, costs: JobCosts) -> int:
     )
 
 
-def _busiest_ns(how: Training, figures: Sequence[int], places: Sequence[int]) -> int:
+def _busiest_ns(how: Training, figures: Int64s, places: Sequence[int]) -> int:
     """What messages occupy the link for that they occupy longest."""
-    busy: dict[tuple[int, int], int] = defaultdict(int)
     shape = how.shape
-    for stage in range(shape.stages - 1):
-        one, other = places[shape.rank_of(stage)], places[shape.rank_of(stage + 1)]
-        if one != other:
-            busy[one, other] += figures[1 + FIGURES * stage + 4]
-            busy[other, one] += figures[1 + FIGURES * (stage + 1) + 6]
-    return how.microbatches * max(busy.values(), default=0)
+    each = np.array(places)[_ranks_of(replace(shape, microbatches=1))]
+    one, other = each[:-1], each[1:]
+    crossing = one != other
+    of_stages = figures[1:].reshape(-1, FIGURES)
+    wide = len(places)
+    onward = np.bincount((one * wide + other)[crossing], of_stages[:-1, 4][crossing], wide * wide)
+    back = np.bincount((other * wide + one)[crossing], of_stages[1:, 6][crossing], wide * wide)
+    return how.microbatches * round(float((onward + back).max(initial=0)))
 
 
-def _compute_ns(kind: _Kind, figures: Int64s, tails: Int64s, microbatches: Int64s) -> Int64s:
+@lru_cache(maxsize=1024)
+def _ranks_of(shape: PipelineShape) -> Int64s:
+    """The rank of each stage."""
+    return np.array([shape.rank_of(stage) for stage in range(shape.stages)], np.int64)
+
+
+def _raise(compute: Int64s, link: Int64s, kind: _Kind, stack: _Stack) -> None:
+    """Raise bounds of plans to those of their pipelines of one kind."""
+    figures = np.stack(stack.figures)[:, 1:].reshape(len(stack.figures), -1, FIGURES)
+    whole, halves = _compute_ns(kind, figures, np.array(stack.microbatches, np.int64))
+    plans, pipelines = np.array(stack.plans, np.int64), np.array(stack.pipelines, np.int64)
+    tails = np.array([list(tail.values()) for tail in stack.tails], np.int64)
+    places = list(stack.tails[0])
+    shape = kind.shape
+    of_ranks = [(0 in mine, shape.stages - 1 in mine) for mine in map(shape.stages_of, range(shape.ranks))]
+    begins = of_ranks[shape.rank_of(0)]
+    np.maximum.at(compute, plans, halves[pipelines] + tails[:, places.index(begins)])
+    for number, place in enumerate(places):
+        longest = whole[:, [each == place for each in of_ranks]].max(axis=1)
+        np.maximum.at(compute, plans, longest[pipelines] + tails[:, number])
+    busy = np.array(stack.link_ns, np.int64)[pipelines]
+    np.maximum.at(link, plans, np.where(busy > 0, busy + tails.min(axis=1), 0))
+
+
+def _compute_ns(kind: _Kind, figures: Int64s, microbatches: Int64s) -> tuple[Int64s, Int64s]:
+    """Until the last action of each rank ends, and until the last backward of stage 0 does, tails apart."""
     shape = kind.shape
     forward, backward = figures[:, :, 0], figures[:, :, 1]
     through = figures[:, :, 2].copy() if kind.split else backward.copy()
@@ -215,14 +281,11 @@ def _compute_ns(kind: _Kind, figures: Int64s, tails: Int64s, microbatches: Int64
     begins[:, 1:] = np.cumsum(forward + onward, axis=1)[:, :-1]
     ahead = np.zeros_like(forward)
     ahead[:, 1:] = np.cumsum(through[:, :-1] + back[:, 1:], axis=1)
-    m = microbatches
-    found = np.zeros(len(figures), np.int64)
-    for rank in range(shape.ranks):
-        stages = list(shape.stages_of(rank))
-        first = begins[:, stages].min(axis=1)
-        waits = m * onward[:, stages].sum(axis=1) + (m - 1) * back[:, stages].sum(axis=1) if kind.grouped else 0
-        whole = first + m * (forward + backward)[:, stages].sum(axis=1) + waits + tails[:, rank]
-        halves = first + m * (forward + through)[:, stages].sum(axis=1) + waits
-        halves += ahead[:, stages].min(axis=1) + tails[:, shape.rank_of(0)]
-        found = np.maximum(found, np.maximum(whole, halves))
-    return found
+    of_ranks = np.array(list(map(shape.stages_of, range(shape.ranks))))
+    m = microbatches[:, None]
+    first = begins[:, of_ranks].min(axis=2)
+    if kind.grouped:
+        first += m * onward[:, of_ranks].sum(axis=2) + (m - 1) * back[:, of_ranks].sum(axis=2)
+    whole = first + m * (forward + backward)[:, of_ranks].sum(axis=2)
+    halves = first + m * (forward + through)[:, of_ranks].sum(axis=2) + ahead[:, of_ranks].min(axis=2)
+    return whole, halves.max(axis=1)

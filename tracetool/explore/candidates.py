@@ -9,11 +9,11 @@ from itertools import product
 from typing import TYPE_CHECKING, NamedTuple
 
 from tracetool.errors import BadTopology, UnknownName
-from tracetool.estimates.training import traits_of
+from tracetool.estimates.training import default_order, traits_of
 from tracetool.explore.plan import JobPlan, pipelines_sharing
 from tracetool.explore.seats import seats
 from tracetool.network.placement import DIMENSIONS, Degrees, offsets
-from tracetool.schedules import REFERENCE, REFERENCE_OF_CHUNKS, kind_of
+from tracetool.schedules import REFERENCE_OF_CHUNKS, kind_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -218,14 +218,10 @@ def _orders_of(
                 continue
             extras = _extras(name, depths, ranks, microbatches, boundaries)
             found += (
-                PlanOrder("" if name == _default_of(wide) else name, wide, extra, mode)
+                PlanOrder("" if name == default_order(wide) else name, wide, extra, mode)
                 for extra, mode in product(extras, _modes(name, wide, modes if ranks > 1 else modes[:1]))
             )
     return tuple(dict.fromkeys(found)), absent
-
-
-def _default_of(chunks: int) -> str:
-    return REFERENCE if chunks == 1 else REFERENCE_OF_CHUNKS
 
 
 def _exists(name: str, ranks: int, microbatches: int) -> bool:

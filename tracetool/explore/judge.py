@@ -15,7 +15,7 @@ from tracetool.estimates.estimating import Job
 from tracetool.estimates.form import OrderKey, form_of, held_by
 from tracetool.estimates.layer_costs import CurveCosts
 from tracetool.estimates.many import estimates_of
-from tracetool.estimates.stages import JobCosts, parts_of
+from tracetool.estimates.stages import JobCosts, message_bytes, parts_of
 from tracetool.explore.plan import pipelines_sharing, transports
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 MEMORY = "memory"
 """Why a plan is refused that needs more than a device has."""
-_KEPT = 2_000
+_KEPT = 250
 _TOGETHER = 256
 """Plans of one sweep of the engine."""
 
@@ -102,7 +102,8 @@ class Judge:
                 if len(self._parts) > _KEPT:
                     self._parts.clear()
                 self._parts[key] = parts_of(CurveCosts(model, device, how, transport))
-            found.append((transport, JobCosts(model, device, how, transport, parts=self._parts[key])))
+            hops = transport.hops_ns(message_bytes(model, how) // how.tensor)
+            found.append((transport, JobCosts(model, device, how, transport, parts=self._parts[key], hops=hops)))
         return found
 
     def _carrying(self, plan: JobPlan) -> list[OverTiers]:

@@ -11,6 +11,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from tracetool.errors import ScenarioError
+from tracetool.estimates.stages import hops_of
 from tracetool.network.collectives import fitting, pattern
 
 if TYPE_CHECKING:
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from tracetool.network.phases import Phase
     from tracetool.network.placement import Dimension
     from tracetool.network.tiers import Network
+    from tracetool.replays.flow import Int64s
 
 _ALONG: Mapping[Group, Dimension] = {"tp": "tp", "cp": "cp", "ep": "ep", "gradients": "dp", "expert_gradients": "dp"}
 _MARK = 10**15
@@ -63,7 +65,7 @@ def _resources(marks: Network, network: Network, whole: Network) -> list[Link]:
     return found
 
 
-@lru_cache(maxsize=16384)
+@lru_cache(maxsize=2048)
 def _phases(
     network: Network, kind: Kind, algorithm: Algorithm, devices: tuple[int, ...]
 ) -> tuple[Phase, ...] | ScenarioError:
@@ -171,6 +173,14 @@ class OverTiers:
         if not places or places[rank] == places[(rank + 1) % len(places)]:
             return None
         return self._hop(payload_bytes, rank)
+
+    def hops_ns(self, payload_bytes: int) -> Int64s:
+        """All messages of the pipeline, as ``estimates.stages.hops_of`` has them."""
+        key = "hops", payload_bytes
+        if key not in self.known:
+            self.known[key] = hops_of(self, payload_bytes, len(self.line.hops))
+        found: Int64s = self.known[key]
+        return found
 
     def _hop(self, payload_bytes: int, rank: int) -> tuple[int, int]:
         hop = self.line.hops[rank]
