@@ -201,11 +201,11 @@ def communicators_of(processes: Iterable[GpuProcess]) -> dict[str, Communicator]
             if joined.communicator:
                 sizes[joined.communicator] = joined.size
                 members[joined.communicator][joined.place] = process.rank
-    found = {}
+    communicators = {}
     for name, size in sizes.items():
         ranks = tuple(members[name].get(place) for place in range(size))
-        found[name] = Communicator(name, tuple(range(size)) if size == world and None in ranks else ranks)
-    return found
+        communicators[name] = Communicator(name, tuple(range(size)) if size == world and None in ranks else ranks)
+    return communicators
 
 
 class _Ranges(NamedTuple):

@@ -108,9 +108,7 @@ def comm_records(
         why = "begin the capture before the communicators are made, and export with nsys export --include-blobs=true"
         if all(r.payload_bytes is not None and not r.communicator for r in nameless):
             why = "NCCL before 2.25 says their size, but not their communicator"
-        report.note(
-            SourceCode.PEERS_UNKNOWN, f"{format_count(len(nameless), 'send')} and receives name no peer: {why}"
-        )
+        report.note(SourceCode.PEERS_UNKNOWN, f"{format_count(len(nameless), 'send')} and receives name no peer: {why}")
     report.least_world = max((n + 1 for r in attached for n in (r.peer, *r.group_ranks) if n is not None), default=None)
     return attached
 
