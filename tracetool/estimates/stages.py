@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from tracetool.errors import UnsupportedShape
 from tracetool.estimates.layer_costs import BYTES, CurveCosts, Passes, TimedCosts
 from tracetool.estimates.memory import GRADIENT_BYTES, WEIGHT_BYTES, held, kept_bytes, static_bytes, transient_bytes
-from tracetool.estimates.training import WithinNode, placed
+from tracetool.estimates.training import WithinNode, hops_of, placed
 from tracetool.model.action import ActionKind
 from tracetool.model.pipeline import ActionCost, Pipeline, RankProfile, StageProfile, TailPart
 
@@ -162,26 +162,6 @@ def _seats(shape: PipelineShape) -> _Seats:
 def message_bytes(model: Transformer, training: Training) -> int:
     """The hidden state of a microbatch, over all tensor-parallel ranks together."""
     return BYTES * training.batch * training.sequence * model.hidden // training.context
-
-
-def hops_of(transport: Transport, payload_bytes: int, ranks: int) -> Int64s:
-    """Messages from each pipeline rank to the next, from the last to the first, and to itself.
-
-    Args:
-        transport: What carries them.
-        payload_bytes: Of one.
-        ranks: How many there are.
-
-    Returns:
-        What each takes; of that what it occupies, over a link between places its link, and that link's latency.
-    """
-    import numpy as np
-
-    rows = np.zeros((ranks + 1, 3), np.int64)
-    for rank in range(ranks if ranks > 1 else 0):
-        takes = transport.message_ns(payload_bytes, rank) or 0
-        rows[rank] = (takes, *(transport.link_ns(payload_bytes, rank) or (takes, 0)))
-    return rows
 
 
 class JobCosts:

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from tracetool.model.schedule import Schedule
     from tracetool.network.collectives import Algorithm, Kind
     from tracetool.network.file import NetworkChoice
+    from tracetool.replays.flow import Int64s
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,6 +226,26 @@ class Transport(CollectiveTransport, Protocol):
 
     def link_ns(self, payload_bytes: int, rank: int) -> tuple[int, int] | None:
         """What it occupies the link between two places for, and that link's latency; None inside one place."""
+
+
+def hops_of(transport: Transport, payload_bytes: int, ranks: int) -> Int64s:
+    """Messages from each pipeline rank to the next, from the last to the first, and to itself.
+
+    Args:
+        transport: What carries them.
+        payload_bytes: Of one.
+        ranks: How many there are.
+
+    Returns:
+        What each takes; of that what it occupies, over a link between places its link, and that link's latency.
+    """
+    import numpy as np
+
+    rows = np.zeros((ranks + 1, 3), np.int64)
+    for rank in range(ranks if ranks > 1 else 0):
+        takes = transport.message_ns(payload_bytes, rank) or 0
+        rows[rank] = (takes, *(transport.link_ns(payload_bytes, rank) or (takes, 0)))
+    return rows
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from tracetool.errors import ScenarioError
-from tracetool.estimates.stages import hops_of
+from tracetool.estimates.training import hops_of
 from tracetool.network.collectives import fitting, pattern
 
 if TYPE_CHECKING:
@@ -175,7 +175,7 @@ class OverTiers:
         return self._hop(payload_bytes, rank)
 
     def hops_ns(self, payload_bytes: int) -> Int64s:
-        """All messages of the pipeline, as ``estimates.stages.hops_of`` has them."""
+        """All messages of the pipeline, as ``estimates.training.hops_of`` has them."""
         key = "hops", payload_bytes
         if key not in self.known:
             self.known[key] = hops_of(self, payload_bytes, len(self.line.hops))
