@@ -11,11 +11,15 @@ import click
 from tracetool.cli.output import (
     FORCE,
     JSON,
+    PATH_OR_URL,
     QUIET,
     VERBOSE,
     ProgressBar,
     check_target,
+    flag_of,
     following,
+    free_name,
+    is_given,
     next_step,
     print_result,
     say_written,
@@ -30,14 +34,15 @@ if TYPE_CHECKING:
     from tracetool.explore.answer import Exploration
     from tracetool.explore.failures import Failures
     from tracetool.explore.plan import Workload
-    from tracetool.explore.space import Space
+    from tracetool.explore.recorded import RecordedExploration
+    from tracetool.explore.space import AxisName, Space
     from tracetool.reports.exploration.json import ExplorationFacts
 
 _FILE = click.Path(path_type=Path, dir_okay=False)
 
 
 @click.command()
-@click.argument("model", type=click.Path(path_type=Path), metavar="MODEL.toml")
+@click.argument("paths", nargs=-1, required=True, type=PATH_OR_URL, metavar="MODEL.toml|RUN_OR_TRACES...")
 @NETWORK
 @click.option(
     "--fit", multiple=True, metavar="NAME", help="A measured run of the file to fit the efficiency on. Repeatable."
@@ -76,7 +81,7 @@ _FILE = click.Path(path_type=Path, dir_okay=False)
 @JSON
 @QUIET
 def explore(
-    model: Path,
+    paths: tuple[Path, ...],
     network: Path | None,
     fit: tuple[str, ...],
     fix: tuple[str, ...],
@@ -99,15 +104,19 @@ def explore(
     """Search placement, schedule and network of a job together for its fastest plan.
 
     Plans have the devices and sequences per step of the model's file. Each is replayed by the engine that replays
-    traces, but for those that a closed-form bound says cannot win.
+    traces, but for those that a closed-form bound says cannot win. Of a recording, what its measured costs tell is
+    searched, and each plan is what replay gives.
 
     \b
     Axes: tp cp ep pp dp placement schedule depth chunks microbatch recompute p2p
           collectives beside sharing routing compression
+    Of a recording: placement schedule depth chunks p2p collectives sharing
+          routing compression
 
     \b
     Examples:
       tracetool explore model.toml --network fleet.toml
+      tracetool explore x.run --network fleet.toml --hbm 80GiB
       tracetool explore model.toml --network fleet.toml --fix tp=8 \\
           --try schedule=1f1b,zb-h1 --leave recompute
     """
@@ -129,6 +138,15 @@ def explore(
                 hint=f"use .html, .json, {', '.join(PICTURE_SUFFIXES)}",
             )
     ends = None if time_limit is None else time.monotonic() + parse_duration_ns(time_limit) / 1e9
+    if network is None:
+        raise ScenarioError("nothing says where the job is to run.", hint="add --network FLEET.toml")
+    model, *others = paths
+    if model.suffix.lower() != ".toml" or others:
+        _explore_recording(
+            paths, network, fix, tried, leave, hbm, jobs, executor, ends, output,
+            force=force, verbose=verbose, as_json=as_json, quiet=quiet,
+        )  # fmt: skip
+        return
     space, error_ratio = _space(model, network, fit, fix, tried, leave, hbm)
     compared = {path.stem: read_plan(path, space.base) for path in baselines}
     failing = [parse_failure(text, space.workload) for text in failures]
@@ -145,6 +163,90 @@ def explore(
         return
     print_result(render_text(done, weighed, verbose=verbose).decode())
     next_step(_next(done), quiet=quiet)
+
+
+_OF_SHAPES = ("fit", "baselines", "failures", "state")
+"""Options that are about jobs from shapes alone."""
+
+
+def _explore_recording(
+    paths: tuple[Path, ...],
+    network: Path,
+    fix: tuple[str, ...],
+    tried: tuple[str, ...],
+    leave: tuple[str, ...],
+    hbm: str | None,
+    jobs: int | None,
+    executor: str | None,
+    ends: float | None,
+    output: tuple[Path, ...],
+    *,
+    force: bool,
+    verbose: bool,
+    as_json: bool,
+    quiet: bool,
+) -> None:
+    from tracetool.explore.recorded import RecordedSpace, explore_recording
+    from tracetool.explore.space import read_axes
+    from tracetool.ingestion.runs import open_run
+    from tracetool.network.file import read_network
+    from tracetool.reconstruction import reconstruct
+    from tracetool.reports import CallFacts
+    from tracetool.reports.exploration.recorded import render_recorded_json, render_recorded_text
+    from tracetool.units import parse_size_bytes
+    from tracetool.version import __version__
+
+    context = click.get_current_context()
+    options = [option for option in context.command.params if isinstance(option, click.Option)]
+    given = [flag_of(each) for each in options if each.name in _OF_SHAPES and is_given(context, each.name)]
+    if given:
+        raise ScenarioError(
+            f"{', '.join(given)}: of jobs from shapes alone.", hint="name a model's file, or leave it out"
+        )
+    for path in output:
+        if path.suffix.lower() != ".json":
+            raise ScenarioError(
+                f"what is explored of a recording is not written to {path.suffix or 'files without suffix'}: {path}.",
+                hint="use .json; tracetool replay draws a plan",
+            )
+    choice, axes, left = read_network(network), read_axes(fix, tried), _left(leave)
+    with ProgressBar(quiet=quiet) as progress:
+        run = open_run(paths, progress)
+    limit = None if hbm is None else parse_size_bytes(hbm)
+    space = RecordedSpace(reconstruct(run), choice, axes, left, limit)
+    with ProgressBar(quiet=quiet, doing="replaying", of="ways") as progress:
+        done = explore_recording(space, jobs=jobs, executor=executor, ends=ends, progress=progress)
+    facts = CallFacts(__version__, command_line())
+    for path in output:
+        write_file(path, render_recorded_json(done, facts), force=force)
+        say_written(path)
+    if as_json:
+        print_result(render_recorded_json(done, facts).decode())
+        return
+    print_result(render_recorded_text(done, verbose=verbose).decode())
+    next_step(_replay_of(done), quiet=quiet)
+
+
+def _replay_of(done: RecordedExploration) -> str:
+    """The command that draws the best plan; of other placements, over the fleet's file with that placement."""
+    best = done.best
+    if best is None:
+        return following("explore", "-v")
+    words = ["--schedule", best.point.schedule]
+    if best.point.extra_forwards is not None:
+        words += ["--extra-forwards", ",".join(map(str, best.point.extra_forwards))]
+    way = best.way
+    words += [] if way.p2p is None else ["--p2p", way.p2p]
+    words += [] if way.chunks is None else ["--chunks", str(way.chunks)]
+    words += [] if way.collectives == done.space.base.collectives else ["--collective", f"dp={way.collectives}"]
+    words += [] if way.sharing == "temporal" else ["--link-sharing", way.sharing]
+    return following("replay", *words, "-o", free_name("gantt.png"))
+
+
+def _left(leave: tuple[str, ...]) -> frozenset[AxisName]:
+    from tracetool.explore.space import parse_axis
+
+    return frozenset(parse_axis(name.strip()) for text in leave for name in text.split(",") if name.strip())
 
 
 def _form(suffix: str, done: Exploration, facts: ExplorationFacts, weighed: Failures | None) -> bytes:
@@ -166,7 +268,7 @@ def _next(done: Exploration) -> str:
 
 def _space(
     model: Path,
-    network: Path | None,
+    network: Path,
     fit: tuple[str, ...],
     fix: tuple[str, ...],
     tried: tuple[str, ...],
@@ -176,19 +278,16 @@ def _space(
     from tracetool.estimates.file import read_model
     from tracetool.explore.checks import checked_space
     from tracetool.explore.plan import JobPlan, Workload
-    from tracetool.explore.space import Space, parse_axis, read_axes
+    from tracetool.explore.space import Space, read_axes
     from tracetool.network.file import read_network
     from tracetool.units import parse_size_bytes
 
-    if network is None:
-        raise ScenarioError("nothing says where the job is to run.", hint="add --network FLEET.toml")
     choice = read_network(network)
     asked = read_model(model, fit, choice)
     device = asked.job.device
     workload = Workload(asked.job.model, device, choice, device.hbm_bytes if hbm is None else parse_size_bytes(hbm))
-    left = frozenset(parse_axis(name.strip()) for text in leave for name in text.split(",") if name.strip())
     base = JobPlan(asked.job.training, choice.placement, choice.algorithms.get("dp", "auto"))
-    space = Space(workload, base, read_axes(fix, tried), left)
+    space = Space(workload, base, read_axes(fix, tried), _left(leave))
     return checked_space(space), _error_ratio(asked.measured, asked.fitted, workload)
 
 

@@ -126,7 +126,7 @@ class Space:
             "ep": lambda: _divisors(model.experts.count) if model.experts else (),
             "pp": lambda: _divisors(model.layers),
             "dp": lambda: _divisors(training.devices),
-            "placement": lambda: _rules(self.workload.choice.network),
+            "placement": lambda: placement_rules(self.workload.choice.network),
             "schedule": lambda: schedules(compared=True),
             "depth": lambda: _DEPTHS,
             "chunks": lambda: _CHUNKS,
@@ -211,7 +211,7 @@ def schedules(*, compared: bool) -> tuple[str, ...]:
 
 
 @lru_cache(maxsize=64)
-def _rules(network: Network) -> Values:
+def placement_rules(network: Network) -> Values:
     """Orders of dimensions by the two outermost, tensor parallel first or last; and what is spread over all places."""
     names = ("cp", "ep", "dp", "pp")
     outward = [(*(name for name in names if name not in two), *two) for two in permutations(names, 2)]

@@ -28,6 +28,7 @@ from tracetool.reports.comparison.json import ComparisonInfo
 from tracetool.reports.estimate.json import EstimateInfo, PlansInfo
 from tracetool.reports.explanation.json import ExplanationInfo
 from tracetool.reports.exploration.json import ExplorationInfo
+from tracetool.reports.exploration.recorded import RecordedExplorationInfo
 from tracetool.reports.network import FabricsInfo, TrafficInfo
 from tracetool.reports.recording.catalog import CatalogInfo, OrderInfo, ScheduleInfo
 from tracetool.reports.recording.summary import DiscoveryInfo, SummaryInfo
@@ -70,6 +71,9 @@ _CONTRACTS = (
     Contract("plan-predictions", PlansInfo, "what `tracetool estimate --plans --json` prints"),
     Contract("model", ModelFile, "the model (TOML) that `tracetool estimate` reads; `models/` has an example"),
     Contract("exploration", ExplorationInfo, "what `tracetool explore --json` prints"),
+    Contract(
+        "recorded-exploration", RecordedExplorationInfo, "what `tracetool explore --json` prints of a recording"
+    ),
     Contract("plan", PlanTable, "the plan (TOML) that `tracetool explore --baseline` reads"),
     Contract("layers", LayersFile, "the file of layer timings that `tracetool estimate --layers` reads"),
     Contract("plans", PlansFile, "the file of measured plans that `tracetool estimate --plans` reads"),

@@ -1,0 +1,180 @@
+"""Plans of recordings: each is what replay gives, and over links that were measured the best is named."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import jsonschema
+import pytest
+from helpers.recorded import ROOT, data, h100, rebuilt
+
+from tracetool.cli import run
+from tracetool.errors import BadTopology, ScenarioError
+from tracetool.explore.recorded import RecordedSpace, RecordedWay, explore_recording
+from tracetool.explore.space import read_axes
+from tracetool.model.scenario import Scenario
+from tracetool.network.file import NetworkChoice
+from tracetool.network.tiers import Network, Tier
+from tracetool.schedules.names import schedule_name
+from tracetool.validation.measured import read_measurements
+from tracetool.whatif.answer import answer
+from tracetool.whatif.on_network import seated
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tracetool.explore.recorded import RecordedPlan
+
+GB, MS = 10**9, 10**6
+HB = Tier("hb", 2, 450 * GB)
+
+
+def fleet(bandwidth_bytes_per_s: int, latency_ns: int, placement: str = "pp") -> NetworkChoice:
+    """Two places of two devices each."""
+    wan = Tier("wan", 4, bandwidth_bytes_per_s, latency_ns, shared_by="pair")
+    return NetworkChoice(Network("two places", (HB, wan)), placement)
+
+
+def replayed_ns(space: RecordedSpace, plan: RecordedPlan) -> int:
+    """The step of a plan as ``answer`` replays it."""
+    way, point = plan.way, plan.point
+    scenario = Scenario(
+        seated(way.choice(space.choice), space.found), space.hbm_bytes, way.p2p, link_sharing=way.sharing
+    )
+    found = answer(
+        space.found, [point.schedule], scenario, extra_forwards=point.extra_forwards, chunks=way.chunks
+    ).results[0]  # fmt: skip
+    assert (found.p2p, found.feasible, found.needed_bytes) == (point.p2p, point.feasible, point.needed_bytes)
+    return found.step_ns
+
+
+CASES = {
+    "rt1f1b_m8": (fleet(25 * GB // 8, 10 * MS), ["depth=2"], ["p2p"]),
+    "tp2pp2_1f1b_m8": (fleet(GB, 5 * MS, "tp,pp"), ["placement=tp,pp;pp,tp", "sharing=temporal,spatial"], ["p2p"]),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_each_plan_takes_what_its_replay_takes(name: str) -> None:
+    """To the ns; ways to place ranks and to share links with it."""
+    choice, tried, left = CASES[name]
+    given = read_axes([], [*tried, "schedule=1f1b,geopipe,zb-h1,interleaved"])
+    space = RecordedSpace(rebuilt(name), choice, given, frozenset(left), 80 * GB)  # type: ignore[arg-type]
+    done = explore_recording(space)
+    ways = {plan.way for plan in done.plans}
+    for plan in done.plans:
+        assert plan.step_ns == replayed_ns(space, plan), plan
+    if name == "tp2pp2_1f1b_m8":
+        assert {way.placement for way in ways} == {"tp,pp", "pp,tp"}
+        assert {way.sharing for way in ways} == {"temporal", "spatial"}
+        assert len({plan.step_ns for plan in done.plans if plan.point.schedule == "1f1b"}) > 2
+    else:
+        assert len(done.plans) >= 4
+    assert done.base.step_ns == replayed_ns(space, done.base)
+
+
+@pytest.mark.parametrize("recorded", ["rt1f1b_m8", "1f1b_m8"])
+@pytest.mark.parametrize("left", [frozenset(), frozenset({"p2p"})])
+def test_over_measured_links_the_plan_named_is_the_best_that_was_measured(recorded: str, left: frozenset[str]) -> None:
+    """Within 1 % of the fastest row over each link, of the recording's own and of any transfers.
+
+    Each link has rows of one way to issue transfers for most orders: where the plan's own was not measured, the row of
+    its order stands for it.
+    """
+    files = ("measured.json", "measured-per-edge.json")
+    rows = [row for file in files for row in read_measurements(data("h100-pp4", file)).steps]
+    told = 0
+    for link in {row.links[0].rank_link() for row in rows if row.links}:
+        over = [row for row in rows if row.links and row.links[0].rank_link() == link and row.microbatches == 8]
+        space = RecordedSpace(
+            rebuilt(recorded), fleet(link.bandwidth_bytes_per_s, link.latency_ns), left=left  # type: ignore[arg-type]
+        )  # fmt: skip
+        best = explore_recording(space).best
+        assert best is not None
+        order = best.point.schedule, best.point.extra_forwards
+        mine = [
+            row.step_ms or 0
+            for row in over
+            if (schedule_name(row.schedule), row.extra_forwards and tuple(row.extra_forwards)) == order
+        ]
+        if len(over) > 2:
+            told += 1
+            assert min(mine) <= 1.01 * min(row.step_ms or 0 for row in over), (link, best)
+    assert told == 2
+
+
+def files(tmp_path: Path, choice: NetworkChoice) -> list[str]:
+    """A recording and a fleet, as the command takes them."""
+    wan = choice.network.tiers[-1]
+    text = f"""placement = "{choice.placement}"
+[[tier]]
+name = "hb"
+size = 2
+bandwidth = "450GB/s"
+[[tier]]
+name = "wan"
+size = 4
+bandwidth = "{wan.bandwidth_bytes_per_s * 8 / 1e9:g}Gbit/s"
+latency = "{wan.latency_ns / MS:g}ms"
+shared_by = "pair"
+"""
+    (tmp_path / "fleet.toml").write_text(text)
+    return [str(h100("rt1f1b_m8").path), "--network", str(tmp_path / "fleet.toml")]
+
+
+def test_the_answer_fits_a_screen_and_its_next_command_gives_its_step(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked = files(tmp_path, CASES["rt1f1b_m8"][0])
+    assert run(["explore", *asked]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].startswith("Run geopipe +2,2,0,0, per-edge transfers")
+    assert len(lines) <= 24
+    assert max(map(len, lines[:-1])) <= 80
+    assert run(["explore", *asked, "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    jsonschema.validate(told, json.loads((ROOT / "schemas" / "recorded-exploration.schema.json").read_text()))
+    words = shlex.split(lines[-1].removeprefix("Next: tracetool "))
+    assert run([*words[: words.index("-o")], "--json"]) == 0
+    replayed = json.loads(capsys.readouterr().out)["results"]
+    assert replayed[0]["step_ns"] == told["best"]["step_ns"]
+    assert told["best"]["faster_ratio"] == pytest.approx(told["base"]["step_ns"] / told["best"]["step_ns"] - 1)
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["--fix", "tp=2"], "tp stays as recorded"),
+        (["--leave", "recompute"], "recompute stays as recorded"),
+        (["--fix", "p2p=per-edge", "--leave", "p2p"], "both given and left"),
+        (["--state", "x.npz"], "--state: of jobs from shapes alone"),
+        (["-o", "x.html"], "not written to .html"),
+    ],
+)
+def test_what_a_recording_does_not_tell_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], words: list[str], says: str
+) -> None:
+    assert run(["explore", *files(tmp_path, CASES["rt1f1b_m8"][0]), *words]) == 2
+    assert says in capsys.readouterr().err
+
+
+def test_compression_and_routing_change_what_the_link_carries() -> None:
+    """Half the bytes over half the bandwidth take what all take over all, messages of the outermost tier alone."""
+    choice, *_ = CASES["rt1f1b_m8"]
+    given = read_axes(["schedule=1f1b"], ["compression=100%,50%", "routing=100%,50%"])
+    space = RecordedSpace(rebuilt("rt1f1b_m8"), choice, given, frozenset({"p2p"}))
+    steps = {(plan.way.compression, plan.way.routing): plan.step_ns for plan in explore_recording(space).plans}
+    wide = replace(space, choice=fleet(50 * GB // 8, 10 * MS), given=read_axes(["schedule=1f1b"], []))
+    assert steps[0.5, 1.0] == explore_recording(wide).base.step_ns < steps[1.0, 1.0] < steps[1.0, 0.5]
+
+
+def test_a_fleet_that_the_job_does_not_fit_is_said() -> None:
+    small_fleet = NetworkChoice(Network("two devices", (HB,)), "pp")
+    with pytest.raises(BadTopology):
+        explore_recording(RecordedSpace(rebuilt("rt1f1b_m8"), small_fleet))
+    with pytest.raises(ScenarioError, match="places one job alone"):
+        RecordedSpace(rebuilt("rt1f1b_m8"), replace(small_fleet, file="ranks.csv"))
+    assert RecordedWay("pp", routing=0.5).text == "placed pp, routing reaches 50%"

@@ -1,0 +1,361 @@
+"""The plans of a recorded job on a fleet: what its measured costs can be replayed as, and the best of them.
+
+Every plan is replayed as ``replay`` and sweeps do it: measured costs, in stages as recorded or cut anew by layers, over
+the tiers of a network. What a recording does not tell the costs of (other degrees, recomputation) is no axis.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from dataclasses import dataclass, field, replace
+from itertools import product
+from typing import TYPE_CHECKING, NamedTuple
+
+from tracetool.errors import BadTopology, ScenarioError, ScheduleError, UnknownName
+from tracetool.explore.answer import CHOICES
+from tracetool.explore.space import placement_rules
+from tracetool.model.notice import Silent, unasked
+from tracetool.model.pipeline import BY_EDGE
+from tracetool.model.scenario import LINK_SHARINGS, Scenario
+from tracetool.network.placement import DIMENSIONS
+from tracetool.schedules import kind_of
+from tracetool.sweeps.grid import Grid
+from tracetool.sweeps.run import sweep
+from tracetool.whatif.best import Chosen, choose, default_schedules, plan_name, recorded_schedule, recorded_test
+from tracetool.whatif.on_network import seated
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterator, Mapping, Sequence
+
+    from tracetool.explore.space import AxisName, Values
+    from tracetool.model.notice import Notice, Progress
+    from tracetool.model.pipeline import P2PMode
+    from tracetool.model.scenario import LinkSharing
+    from tracetool.network.collectives import Algorithm
+    from tracetool.network.file import NetworkChoice
+    from tracetool.reconstruction import Reconstruction
+    from tracetool.sweeps.results import SweepPoint
+
+
+class RecordedWay(NamedTuple):
+    """What is chosen of a recorded job beside the schedule and its depth.
+
+    Attributes:
+        placement: The rule by which ranks are put on devices.
+        p2p: How transfers are issued; None as the recording shows.
+        chunks: Stages per rank that schedules of several are cut into; None for as few as they take.
+        collectives: How collectives of data-parallel groups run.
+        sharing: How pipelines share the links.
+        routing: Share of the outermost tier's bandwidth that routing reaches.
+        compression: Bytes over the outermost tier, of what was to be sent; below 1 it changes what is computed.
+    """
+
+    placement: str
+    p2p: P2PMode | None = None
+    chunks: int | None = None
+    collectives: Algorithm = "auto"
+    sharing: LinkSharing = "temporal"
+    routing: float = 1.0
+    compression: float = 1.0
+
+    @property
+    def text(self) -> str:
+        """How the fleet is used, in words."""
+        parts = [f"placed {self.placement or ','.join(DIMENSIONS)}"]
+        if self.collectives != "auto":
+            parts.append(f"gradients reduced by {self.collectives}")
+        if self.sharing == "spatial":
+            parts.append("pipelines share links evenly")
+        if self.routing != 1:
+            parts.append(f"routing reaches {self.routing:.0%}")
+        if self.compression != 1:
+            parts.append(f"compressed to {self.compression:.0%} (changes numerics)")
+        return ", ".join(parts)
+
+    def choice(self, network: NetworkChoice) -> NetworkChoice:
+        """The network as it is used."""
+        tiers = network.network.tiers
+        factor = self.compression / self.routing
+        if factor != 1:
+            tiers = (*tiers[:-1], tiers[-1].narrowed(factor))
+        return replace(
+            network,
+            network=replace(network.network, tiers=tiers),
+            placement=self.placement,
+            algorithms={**network.algorithms, "dp": self.collectives},
+        )
+
+
+_WAY_AXES: tuple[AxisName, ...] = ("placement", "p2p", "chunks", "collectives", "sharing", "routing", "compression")
+"""Fields of ``RecordedWay``."""
+RECORDED_AXES: tuple[AxisName, ...] = ("schedule", "depth", *_WAY_AXES)
+"""What of a recorded job can be chosen."""
+_NOT_OWN = frozenset({"chunks", "routing", "compression"})
+"""Axes along which nothing is tried by itself."""
+
+
+@dataclass(frozen=True)
+class RecordedSpace:
+    """What is searched.
+
+    Attributes:
+        found: The recording.
+        choice: The fleet; its placement and algorithms are what the recorded job is taken to have there.
+        given: Values of axes that were fixed or listed.
+        left: Axes that stay as the recording and the fleet's file have them.
+        hbm_bytes: Memory of a rank; None for no limit.
+
+    Raises:
+        ScenarioError: If an axis is none of a recording's, or both given and left.
+    """
+
+    found: Reconstruction
+    choice: NetworkChoice
+    given: Mapping[AxisName, Values] = field(default_factory=dict)
+    left: frozenset[AxisName] = frozenset()
+    hbm_bytes: int | None = None
+
+    def __post_init__(self) -> None:
+        """Refuse what a recording does not tell."""
+        unknown = sorted((self.given.keys() | self.left) - set(RECORDED_AXES))
+        if unknown:
+            raise ScenarioError(
+                f"a recording tells the costs of what was run: {', '.join(unknown)} stays as recorded.",
+                hint=f"axes are {', '.join(RECORDED_AXES)}; a model's file has the others (tracetool explore "
+                "MODEL.toml)",
+            )
+        both = sorted(self.left & self.given.keys())
+        if both:
+            raise ScenarioError(f"{both[0]} is both given and left as it is.", hint="say one of both")
+        if self.choice.file:
+            raise ScenarioError(
+                f"{self.choice.file} places one job alone.", hint="give placement as a rule in the network's file"
+            )
+
+    @property
+    def base(self) -> RecordedWay:
+        """As recorded, where the fleet's file puts it."""
+        return RecordedWay(self.choice.placement, collectives=self.choice.algorithms.get("dp", "auto"))
+
+    @property
+    def baseline(self) -> str:
+        """The recorded order by name."""
+        return recorded_schedule(self.found.pipeline.observed, None)
+
+    def values(self, axis: AxisName) -> Values:
+        """What is tried along an axis; of schedule and depth, the base is what the recording has."""
+        if axis in self.given:
+            return self.given[axis]
+        base: Values = {"schedule": (self.baseline,), "depth": (None,)}.get(axis) or (getattr(self.base, axis),)
+        if axis in self.left or axis in _NOT_OWN:
+            return base
+        pipeline = self.found.pipeline
+        own: Mapping[str, Values] = {
+            "placement": placement_rules(self.choice.network),
+            "schedule": tuple(default_schedules(pipeline.observed)),
+            "p2p": () if pipeline.p2p in BY_EDGE else ("per-edge",),
+            "sharing": LINK_SHARINGS,
+        }
+        return tuple(dict.fromkeys((*base, *own.get(axis, ()))))
+
+    def ways(self, left_out: Counter[str]) -> Iterator[tuple[RecordedWay, Scenario]]:
+        """Everything that is tried beside schedule and depth, each once, that of the base first if it is among them.
+
+        Args:
+            left_out: Counts what does not fit on the fleet, by reason.
+
+        Raises:
+            BadTopology: If nothing fits.
+        """
+        trouble: BadTopology | UnknownName | None = None
+        seen = set()
+        tried = [RecordedWay(*values) for values in product(*(self.values(axis) for axis in _WAY_AXES))]
+        for way in sorted(tried, key=lambda way: way != self.base):
+            try:
+                topology = seated(way.choice(self.choice), self.found)
+            except (BadTopology, UnknownName) as error:
+                left_out["placements that do not fit"] += 1
+                trouble = error
+                continue
+            scenario = Scenario(topology, self.hbm_bytes, way.p2p, link_sharing=way.sharing)
+            if scenario.pipelines_on_link == 1:
+                scenario = replace(scenario, link_sharing="temporal")
+            if (scenario, way.chunks) not in seen:
+                seen.add((scenario, way.chunks))
+                yield way, scenario
+        if not seen and trouble is not None:
+            raise trouble
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedPlan:
+    """One plan of a recorded job, replayed.
+
+    Attributes:
+        way: What was chosen beside the schedule.
+        point: The schedule, and what came of it.
+    """
+
+    way: RecordedWay
+    point: SweepPoint
+
+    @property
+    def order_text(self) -> str:
+        """Schedule and depth, with stages per rank that were asked for."""
+        return plan_name(self.point) + (f" x{self.way.chunks}" if self.way.chunks else "")
+
+    @property
+    def step_ns(self) -> int:
+        """Its step."""
+        return self.point.step_ns or 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChoiceAlone:
+    """What a choice reaches.
+
+    Attributes:
+        name: What is chosen, all else as in the base.
+        best: The best of it; None if nothing of it can run.
+    """
+
+    name: str
+    best: RecordedPlan | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecordedExploration:
+    """The answer to a search over a recording.
+
+    Attributes:
+        space: What was searched.
+        base: The recorded order on the fleet.
+        best: What to run; None if nothing fits.
+        as_good: Plans as sure as the best whose steps do not differ from its by more than the error.
+        unproven: Plans with shorter steps whose predictions rest on less.
+        alone: Each choice alone, all else as in the base.
+        one_by_one: All of them, one after another, each kept.
+        plans: All that were replayed.
+        refused: How many cannot be run, by reason.
+        left_out: What was not taken up, by reason.
+        open: How many ways were not looked at when the time was up.
+        notes: What holds of all: how far replay misses the recording, what was inferred or is missing.
+    """
+
+    space: RecordedSpace
+    base: RecordedPlan
+    best: RecordedPlan | None
+    as_good: tuple[RecordedPlan, ...]
+    unproven: tuple[RecordedPlan, ...]
+    alone: tuple[ChoiceAlone, ...]
+    one_by_one: ChoiceAlone
+    plans: tuple[RecordedPlan, ...]
+    refused: Counter[str]
+    left_out: Counter[str]
+    open: int
+    notes: tuple[Notice, ...]
+
+
+def explore_recording(
+    space: RecordedSpace,
+    *,
+    jobs: int | None = None,
+    executor: str | None = None,
+    ends: float | None = None,
+    progress: Progress | None = None,
+) -> RecordedExploration:
+    """Replay every plan of a recorded job on a fleet, and choose by the rule of ``tracetool.whatif.best``.
+
+    Args:
+        space: What to search.
+        jobs: Worker processes; by default as many as pay.
+        executor: ``dask://HOST:PORT`` of a cluster to work on instead.
+        ends: When the time is up, of ``time.monotonic``: the best plan so far is the answer.
+        progress: Told how many ways to run there are beside schedules, and how many are done.
+
+    Raises:
+        BadTopology: If the job does not fit on the fleet.
+        ScheduleError: If nothing can be replayed.
+    """
+    left_out: Counter[str] = Counter()
+    ways = list(space.ways(left_out))
+    progress = progress or unasked()
+    progress.start(1 + len(ways))
+    alone = Scenario(seated(space.base.choice(space.choice), space.found), space.hbm_bytes)
+    done = sweep(space.found, Grid((space.baseline,), alone), knees=False, jobs=1, progress=Silent())
+    base = RecordedPlan(space.base, done.points[0])
+    progress.advance(1)
+    plans: list[RecordedPlan] = []
+    refused: Counter[str] = Counter()
+    looked = 0
+    for way, scenario in ways:
+        if plans and ends is not None and time.monotonic() >= ends:
+            break
+        looked += 1
+        try:
+            points = _swept(space, way, scenario, jobs, executor)
+        except ScheduleError as error:
+            refused[error.message] += 1
+            points = ()
+        for point in points:
+            if point.step_ns is None:
+                refused[f"{point.schedule}: {point.reason}"] += 1
+            plans += [RecordedPlan(way, one) for one in (point, point.closer) if one is not None and one.step_ns]
+        progress.advance(1)
+    chosen = _chosen(space, plans)
+    plan_of = {id(plan.point): plan for plan in plans}
+    return RecordedExploration(
+        space=space, base=base, best=None if chosen.best is None else plan_of[id(chosen.best)],
+        as_good=tuple(plan_of[id(point)] for point in chosen.as_good),
+        unproven=tuple(plan_of[id(point)] for point in chosen.unproven),
+        alone=tuple(ChoiceAlone(name=name, best=_changed(space, plans, base, axes)) for name, axes in _CHOICES.items()),
+        one_by_one=ChoiceAlone(name="one by one", best=_one_by_one(space, plans, base)), plans=tuple(plans),
+        refused=refused, left_out=left_out, open=len(ways) - looked, notes=done.notes,
+    )  # fmt: skip
+
+
+_CHOICES: Mapping[str, frozenset[AxisName]] = {
+    name: kept for name, axes in CHOICES.items() if (kept := frozenset(axes) & frozenset(RECORDED_AXES))
+}
+
+
+def _swept(
+    space: RecordedSpace, way: RecordedWay, scenario: Scenario, jobs: int | None, executor: str | None
+) -> Sequence[SweepPoint]:
+    """All schedules and depths that go with a way, replayed; those that cannot be hold the reason."""
+    names = space.values("schedule")
+    if way.chunks is not None:
+        names = tuple(name for name in names if kind_of(name).least_chunks > 1)
+    grid = Grid(names, scenario, extra_forwards=space.values("depth"))
+    return sweep(
+        space.found, grid, knees=False, jobs=jobs, executor=executor, chunks=way.chunks, progress=Silent(), beside=()
+    ).points
+
+
+def _chosen(space: RecordedSpace, plans: Sequence[RecordedPlan]) -> Chosen[SweepPoint]:
+    return choose([plan.point for plan in plans], recorded_test(space.found.pipeline), space.baseline)
+
+
+def _changed(
+    space: RecordedSpace, plans: Sequence[RecordedPlan], now: RecordedPlan, axes: Collection[AxisName]
+) -> RecordedPlan | None:
+    """The best of the plans that are as one of them but for some axes."""
+    kept = [axis for axis in _WAY_AXES if axis not in axes]
+    alike = [
+        plan
+        for plan in plans
+        if all(getattr(plan.way, axis) == getattr(now.way, axis) for axis in kept)
+        and ("schedule" in axes or plan.order_text == now.order_text)
+    ]
+    best = _chosen(space, alike).best
+    return next((plan for plan in alike if plan.point is best), None)
+
+
+def _one_by_one(space: RecordedSpace, plans: Sequence[RecordedPlan], base: RecordedPlan) -> RecordedPlan:
+    now = base
+    for axes in _CHOICES.values():
+        better = _changed(space, plans, now, axes)
+        if better is not None and better.step_ns < now.step_ns:
+            now = better
+    return now

@@ -1,0 +1,195 @@
+"""What ``tracetool explore`` answers of a recording: one screen for people, and JSON.
+
+The structs are the schema: ``schemas/recorded-exploration.schema.json`` is made from them. Keys may be added within a
+major version; none is renamed or removed.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING, Annotated
+
+import msgspec
+
+from tracetool.explore.answer import speedup
+from tracetool.reports import as_json
+from tracetool.reports.answer.text import Note, table, wrapped
+from tracetool.tables.fields import Head, SchemaId, WithFigures, as_struct, doc, fields_of
+from tracetool.tables.results import POINTS
+from tracetool.units import format_count, format_duration, format_size
+from tracetool.whatif.best import UNPROVEN_MARK, error_text, nothing_fits, unchecked
+
+if TYPE_CHECKING:
+    from tracetool.explore.recorded import ChoiceAlone, RecordedExploration, RecordedPlan
+    from tracetool.reports import CallFacts
+
+
+class RecordedPlanInfo(WithFigures, kw_only=True):
+    """A plan of a recorded job, replayed."""
+
+    __annotations__ = fields_of(
+        *("schedule", "extra_forwards", "microbatches", "p2p", "step_ns", "window_ns", "bubble_ratio", "needed_bytes"),
+        *("feasible", "seen_error_ratio", "evidence", "rests_on", "overlap"),
+        of=POINTS,
+    )
+    chunks: Annotated[int | None, doc("Stages per rank that it was cut into; null for as few as its schedule takes.")]
+    placement: Annotated[str, doc("Rule by which ranks are put on devices.")]
+    collectives: Annotated[str, doc("How collectives of data-parallel groups run.")]
+    sharing: Annotated[str, doc("How pipelines share links: in turns (temporal), or each its part (spatial).")]
+    routing_ratio: Annotated[float, doc("Share of the outermost tier's bandwidth that routing reaches.")]
+    compression_ratio: Annotated[float, doc("Bytes over the outermost tier, of what was to be sent.")]
+    faster_ratio: Annotated[float | None, doc("Step of the recorded order there over its step, minus one.")]
+    shorter_ratio: Annotated[float | None, doc("One minus its step over that of the recorded order there.")]
+
+
+class ChoiceAloneInfo(msgspec.Struct, kw_only=True):
+    """What a choice reaches."""
+
+    name: Annotated[str, doc("What is chosen, all else as recorded and as the fleet's file has it.")]
+    best: Annotated[RecordedPlanInfo | None, doc("The best of it; null if nothing of it can run.")]
+
+
+class RecordedExplorationInfo(Head, kw_only=True):
+    """Result of tracetool explore over a recording."""
+
+    schema: SchemaId = "urn:tracetool:schema:1:recorded-exploration"
+    network: Annotated[str, doc("Name of the network.")]
+    tiers: Annotated[list[str], doc("Its tiers, from the inside out.")]
+    hbm_bytes: Annotated[int | None, doc("Memory of a rank; null for no limit.")]
+    base: Annotated[RecordedPlanInfo, doc("The recorded order on the fleet.")]
+    best: Annotated[RecordedPlanInfo | None, doc("What to run; null if nothing fits.")]
+    as_good: Annotated[list[RecordedPlanInfo], doc("As sure, with steps that differ by no more than the error.")]
+    unproven: Annotated[list[RecordedPlanInfo], doc("Shorter, but predictions rest on less.")]
+    alone: Annotated[list[ChoiceAloneInfo], doc("Each choice alone.")]
+    one_by_one: Annotated[ChoiceAloneInfo, doc("All choices, one after another, each kept.")]
+    plans: Annotated[list[RecordedPlanInfo], doc("All that were replayed.")]
+    refused: Annotated[dict[str, int], doc("Plans that cannot run, by reason.")]
+    left_out: Annotated[dict[str, int], doc("What was not taken up, by reason.")]
+    open: Annotated[int, doc("Ways to run that were not looked at when the time was up, each of all schedules.")]
+    notes: Annotated[list[str], doc("What holds of all plans.")]
+
+
+def render_recorded_json(done: RecordedExploration, facts: CallFacts) -> bytes:
+    """Indented JSON, with a final newline."""
+    network = done.space.choice.network
+    return as_json(
+        as_struct(
+            RecordedExplorationInfo,
+            facts,
+            network=network.name,
+            tiers=[tier.name for tier in network.tiers],
+            hbm_bytes=done.space.hbm_bytes,
+            base=_info(done, done.base),
+            best=None if done.best is None else _info(done, done.best),
+            as_good=[_info(done, plan) for plan in done.as_good],
+            unproven=[_info(done, plan) for plan in done.unproven],
+            alone=[_alone(done, one) for one in done.alone],
+            one_by_one=_alone(done, done.one_by_one),
+            plans=[_info(done, plan) for plan in done.plans],
+            refused=dict(done.refused),
+            left_out=dict(done.left_out),
+            open=done.open,
+            notes=[str(note) for note in done.notes],
+        )
+    )
+
+
+def _info(done: RecordedExploration, plan: RecordedPlan) -> RecordedPlanInfo:
+    gain = speedup(done.base.step_ns, plan.step_ns)
+    return as_struct(
+        RecordedPlanInfo, plan.point, plan.way, gain, routing_ratio=plan.way.routing,
+        compression_ratio=plan.way.compression, p2p=plan.point.p2p,
+    )  # fmt: skip
+
+
+def _alone(done: RecordedExploration, one: ChoiceAlone) -> ChoiceAloneInfo:
+    return ChoiceAloneInfo(name=one.name, best=None if one.best is None else _info(done, one.best))
+
+
+def render_recorded_text(done: RecordedExploration, *, verbose: bool = False) -> bytes:
+    """The best plan, what each choice gives, who else comes near, and what was tried."""
+    best = done.best
+    if best is None:
+        points = [plan.point for plan in done.plans]
+        least = min((point.needed_bytes for point in points if point.needed_bytes is not None), default=None)
+        needs = "" if least is None else f": the least needs {format_size(least)} on its fullest rank"
+        said = f"Of the plans of this recording {nothing_fits(unchecked(points))}{needs}."
+        lines = [said, *_tried(done, verbose=verbose)]
+        return ("\n".join(wrapped(lines)) + "\n").encode()
+    rows: list[tuple[str, ...]] = [("choice", "step", "T0/T1-1", "1-T1/T0", "best alone")]
+    rows += [_row(done, one) for one in done.alone if _gains(done, one)]
+    joint = done.one_by_one.best
+    if joint is not None and joint.step_ns > best.step_ns:
+        rows.append(_row(done, done.one_by_one))
+    rows.append((*_figures(done, "all together", best), ""))
+    idle = [one.name for one in done.alone if not _gains(done, one)]
+    after = [f"  {', '.join(idle)}: alone nothing beats the recorded"] if idle else []
+    if joint is not None and joint.step_ns > best.step_ns:
+        more = joint.step_ns / best.step_ns - 1
+        after.append(f"  only the joint choice gives {more:.1%} more than choosing one by one")
+    after += [*_near(done, best, verbose=verbose), *_tried(done, verbose=verbose)]
+    head = wrapped([_headline(done, best), *_details(done, best), ""])
+    return ("\n".join([*head, *table(rows), "", *wrapped(after)]) + "\n").encode()
+
+
+def _headline(done: RecordedExploration, best: RecordedPlan) -> str:
+    error = error_text(best.point)
+    gain = speedup(done.base.step_ns, best.step_ns)
+    return (
+        f"Run {best.order_text}, {best.point.p2p} transfers: {format_duration(best.step_ns)}"
+        f"{f' (±{error})' if error else ''} a step, {gain.faster_ratio:.1%} faster than the recorded order's "
+        f"{format_duration(done.base.step_ns)} there (T0/T1 - 1), {gain.shorter_ratio:.1%} less time a step "
+        "(1 - T1/T0)."
+    )
+
+
+def _details(done: RecordedExploration, best: RecordedPlan) -> list[str]:
+    needed, limit = best.point.needed_bytes, done.space.hbm_bytes
+    holds = "memory is unknown" if needed is None else f"{format_size(needed)} of HBM on the fullest rank"
+    if limit is not None and best.point.feasible is None:
+        holds += ", the limit was not checked"
+    derived = f"; derived: {', '.join(best.point.rests_on)}" if best.point.rests_on else "; all costs as measured"
+    return [f"  {best.way.text}; {holds}{derived}"]
+
+
+def _gains(done: RecordedExploration, one: ChoiceAlone) -> bool:
+    return one.best is not None and one.best.step_ns < done.base.step_ns
+
+
+def _figures(done: RecordedExploration, name: str, plan: RecordedPlan) -> tuple[str, ...]:
+    gain = speedup(done.base.step_ns, plan.step_ns)
+    return name, format_duration(plan.step_ns), f"{gain.faster_ratio:+.1%}", f"{gain.shorter_ratio:+.1%}"
+
+
+def _row(done: RecordedExploration, one: ChoiceAlone) -> tuple[str, ...]:
+    if one.best is None:
+        return one.name, "-", "", "", ""
+    chosen = {"placement": one.best.way.placement, "network": one.best.way.text}
+    return (*_figures(done, one.name, one.best), chosen.get(one.name, f"{one.best.order_text}, {one.best.point.p2p}"))
+
+
+def _near(done: RecordedExploration, best: RecordedPlan, *, verbose: bool) -> list[str]:
+    lines = []
+    for plans, head, most in ((done.as_good, "as good", 2), (done.unproven, f"maybe {UNPROVEN_MARK}", 1)):
+        for plan in plans if verbose else plans[:most]:
+            text = f"  {head}   {plan.step_ns / best.step_ns - 1:+.1%} {plan.order_text}, {plan.point.p2p} transfers"
+            text += f", {plan.way.text}" if plan.way.text != best.way.text else ""
+            rests = plan.point.rests_on
+            lines.append(f"{text}; rests on {', '.join(rests)}" if rests and plans is done.unproven else text)
+    hidden = len(done.as_good) + len(done.unproven) - len(lines)
+    return [*lines, f"  {hidden} more of both: -v"] if hidden else lines
+
+
+def _tried(done: RecordedExploration, *, verbose: bool) -> list[str]:
+    ways = format_count(len({plan.way for plan in done.plans}), "way")
+    lines = [f"  {format_count(len(done.plans), 'plan')} replayed, in {ways} to place them and to issue transfers"]
+    if done.open:
+        lines[0] += f"; {format_count(done.open, 'way')} not looked at in time"
+    out = Counter(done.left_out)
+    lines[0] += "".join(f"; {count} {reason}" for reason, count in out.items())
+    lines += [f"  {reason} ({count})" for reason, count in done.refused.items()] if verbose else []
+    if done.refused and not verbose:
+        lines.append(f"  {format_count(done.refused.total(), 'plan')} cannot run, and why: -v")
+    kept = "degrees, microbatches, recomputation: as recorded (a model's file has others)"
+    notes = [*done.notes] if verbose else done.notes[:1]
+    return [*lines, f"  {kept}", *map(Note, notes)]
