@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import jsonschema
 import pytest
 from helpers.recorded import ROOT, data
 
 from tracetool.cli import run
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 NETWORKS = ROOT / "schemas" / "networks"
 MODEL = """
@@ -40,6 +38,11 @@ step_s = 1.10
 name = "full"
 step_s = 1.42
 training = { recompute = "full" }
+"""
+TWO_NODES = """[[measured]]
+name = "two nodes"
+step_s = 1
+training = { pipeline = 2 }
 """
 
 
@@ -147,6 +150,51 @@ def test_tiers_that_pipelines_share_are_said(
     assert ("devices share wan" in capsys.readouterr().out) is bool(shared)
 
 
+ONE_NODE = '[[tier]]\nname = "hb"\nsize = 8\nbandwidth = "450GB/s"\nlatency = "1us"\n'
+"""What TWO_DCS has inside a node."""
+SLOW_NODES = (
+    '[[tier]]\nname = "hb"\nsize = 2\nbandwidth = "100GB/s"\n[[tier]]\nname = "fabric"\nsize = 8\nbandwidth = "5GB/s"\n'
+)
+
+
+def test_runs_smaller_than_the_fleet_are_fitted_on_the_tiers_that_they_reach(
+    model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As over these tiers alone, though the job's stages are spread over two DCs: fit, rows and errors."""
+    (tmp_path / "node.toml").write_text(ONE_NODE, encoding="utf-8")
+    alone = _json([model, "--network", str(tmp_path / "node.toml"), "--fit", "as it is"], "estimate", capsys)
+    large = tmp_path / "large.toml"
+    large.write_text(
+        MODEL.replace("tensor = 8", "tensor = 8\npipeline = 16\ndata = 8\nmicrobatches = 16")
+        .replace("step_s = 1.10", "step_s = 1.10\ntraining = { pipeline = 1, data = 1, microbatches = 1 }")
+        .replace('{ recompute = "full" }', '{ pipeline = 1, data = 1, microbatches = 1, recompute = "full" }')
+    )
+    found = _json([str(large), "--network", TWO_DCS, "--fit", "as it is"], "estimate", capsys)
+    assert found["efficiency_ratio"] == alone["efficiency_ratio"]
+    assert found["rows"] == alone["rows"]
+    assert found["max_error_ratio"] == alone["max_error_ratio"] > 0
+    assert found["devices"] == 1024
+
+
+def test_a_run_may_name_the_network_that_it_ran_over(
+    model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its row is what the job takes over that one; the others stay over the one asked about."""
+    (tmp_path / "slow.toml").write_text(SLOW_NODES, encoding="utf-8")
+    plain = _json([model, "--network", TWO_DCS, "--fit", "as it is"], "estimate", capsys)
+    own = tmp_path / "own.toml"
+    own.write_text(MODEL.replace("step_s = 1.42", 'step_s = 1.42\nnetwork = "slow.toml"'), encoding="utf-8")
+    found = _json([str(own), "--network", TWO_DCS, "--fit", "as it is"], "estimate", capsys)
+    given = f'efficiency = "{found["efficiency_ratio"] * 100!r}%"\n[[measured]]'
+    slow = tmp_path / "full.toml"
+    slow.write_text(MODEL.replace('"selective"', '"full"').replace("[[measured]]", given, 1), encoding="utf-8")
+    over = _json([str(slow), "--network", str(tmp_path / "slow.toml")], "estimate", capsys)
+    assert found["rows"][0] == plain["rows"][0]
+    assert found["rows"][1]["predicted_s"] == pytest.approx(over["step_ns"] / 1e9, rel=1e-9)
+    assert found["rows"][1]["predicted_s"] > 1.2 * plain["rows"][1]["predicted_s"]
+    assert (found["rows"][1]["network"], plain["rows"][1]["network"]) == ("hb 2 · fabric 8", None)
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [
@@ -156,12 +204,17 @@ def test_tiers_that_pipelines_share_are_said(
         (["MODEL", "--plans", "MODEL"], "plans are predicted from layer timings alone"),
         (["--plans", "MODEL"], "plans are predicted from layer timings over a network"),
         (["MODEL", "--fit", "as it is"], "how fast tensor-parallel ranks reach each other"),
-        (["MODEL", "--fit", "as it is", "--network", TWO_DCS], "as it is: nothing uses tier rail"),
-        (["MODEL", "--network", TWO_DCS, "--fit", "as it is"], 'Hint: placement = "tp in hb" and leave tier rail out'),
+        (["MODEL", "--fit", "two nodes", "--network", TWO_DCS], "two nodes: nothing uses tier rail"),
+        (
+            ["MODEL", "--fit", "two nodes", "--network", TWO_DCS],
+            'Hint: say what two nodes ran over: network = "FILE.toml"',
+        ),
         (["absent.toml"], "cannot read absent.toml"),
     ],
 )
 def test_what_is_refused(words: list[str], said: str, model: str, capsys: pytest.CaptureFixture[str]) -> None:
+    if "two nodes" in words:
+        Path(model).write_text(MODEL + TWO_NODES, encoding="utf-8")
     assert run(["estimate", *(model if word == "MODEL" else word for word in words)]) == 2
     assert said in capsys.readouterr().err.replace("tracetool: ", "")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tracetool.errors import BadTopology, UnknownName
-from tracetool.network.placement import Degrees, place, read_placement
+from tracetool.network.placement import Degrees, narrowed_rule, place, read_placement
 from tracetool.network.tiers import Network, Tier
 
 TWO = Network("two", (Tier("hb", 4, 1), Tier("rail", 16, 1), Tier("dc", 32, 1)))
@@ -57,6 +57,24 @@ def test_what_does_not_fit_says_what_would(degrees: Degrees, rule: str, fault: s
         place(degrees, TWO, rule)
     assert fault in caught.value.message
     assert hint in (caught.value.hint or "")
+
+
+@pytest.mark.parametrize(
+    ("rule", "kept"),
+    [
+        ("tp in hb, pp across dc", "tp in hb"),
+        ("cp across dc, tp in hb,dp", "tp in hb"),
+        ("dp, pp across dc", ""),
+        ("pp,tp", "pp,tp"),
+        ("tp in hb, dp across dc", None),
+    ],
+)
+def test_a_rule_without_tiers_that_a_job_does_not_reach_places_it_alike(rule: str, kept: str | None) -> None:
+    """On devices that have the whole rule; of a wider dimension the rule stays."""
+    degrees = Degrees(tp=2, dp=2)
+    assert narrowed_rule(rule, degrees, {"dc"}) == kept
+    if kept is not None:
+        assert place(degrees, TWO, kept, all_used=False) == place(degrees, TWO, rule, all_used=False)
 
 
 def test_names_that_are_none() -> None:

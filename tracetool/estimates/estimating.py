@@ -38,6 +38,7 @@ class Job:
         device: The device.
         training: How it is trained.
         measured_s: What its step took; None if it was not measured.
+        network: What it ran over, if that is another network than the one asked about.
     """
 
     name: str
@@ -45,6 +46,7 @@ class Job:
     device: Accelerator
     training: Training
     measured_s: float | None = None
+    network: NetworkChoice | None = None
 
     def at(self, efficiency_ratio: float) -> Job:
         """The same at another efficiency."""
@@ -122,7 +124,7 @@ def estimate(job: Job, choice: NetworkChoice | None = None, timings: LayerTiming
 
     Args:
         job: What to estimate.
-        choice: The network; without, messages take no time.
+        choice: The network, of jobs that have none of their own; without, messages take no time.
         timings: Layer timings, in place of the device's curve.
 
     Raises:
@@ -130,7 +132,7 @@ def estimate(job: Job, choice: NetworkChoice | None = None, timings: LayerTiming
         BadTopology: If the job does not fit on the network.
     """
     with told_of(job):
-        pipeline = analytical_pipeline(job.model, job.device, job.training, choice, timings)
+        pipeline = analytical_pipeline(job.model, job.device, job.training, job.network or choice, timings)
     (times,) = replay_many(pipeline, pipeline.observed, [Scenario()])
     ranks = len(pipeline.ranks)
     peaks = peaks_bytes(pipeline)
@@ -155,7 +157,10 @@ def told_of(job: Job) -> Iterator[None]:
     try:
         yield
     except BadTopology as error:
-        raise BadTopology(f"{job.name}: {error.message}", hint=error.hint) from error
+        hint = error.hint
+        if job.measured_s is not None:
+            hint = f'say what {job.name} ran over: network = "FILE.toml" of its own, a file beside the model\'s'
+        raise BadTopology(f"{job.name}: {error.message}", hint=hint) from error
 
 
 def fit_efficiency(jobs: Sequence[Job], choice: NetworkChoice | None = None) -> float:

@@ -15,6 +15,7 @@ from tracetool.estimates.device import Accelerator
 from tracetool.estimates.estimating import Job, fit_efficiency
 from tracetool.estimates.training import Training
 from tracetool.estimates.transformer import Experts, Recompute, Transformer
+from tracetool.network.file import read_network
 from tracetool.tables.fields import doc, parsed, read_toml
 from tracetool.units import (
     parse_bandwidth_bytes_per_s,
@@ -111,6 +112,10 @@ class MeasuredTable(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     step_s: Annotated[float, msgspec.Meta(gt=0, le=1e6, description="What a step took.")]
     model: Annotated[dict[str, Any], doc("Keys of [model] that differ.")] = {}
     training: Annotated[dict[str, Any], doc("Keys of [training] that differ.")] = {}
+    network: Annotated[
+        str | None,
+        doc("Network that it ran over, a file beside this one; else the tiers of the job's it reaches over."),
+    ] = None
 
 
 class ModelFile(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
@@ -163,7 +168,7 @@ def read_model(
         )
     ratio = efficiency or 1.0
     job = Job(found.model.name, _model(found.model), device, _training(found.training, ratio))
-    measured = tuple(_measured(run, found, device, ratio, f"{path}: {run.name}") for run in found.measured)
+    measured = tuple(_measured(run, found, device, ratio, path) for run in found.measured)
     names = [run.name for run in measured]
     twice = next((name for name in names if names.count(name) > 1), None)
     if twice is not None:
@@ -217,10 +222,11 @@ def _training(table: TrainingTable, efficiency_ratio: float) -> Training:
     )  # fmt: skip
 
 
-def _measured(run: MeasuredTable, found: ModelFile, device: Accelerator, ratio: float, at: str) -> Job:
+def _measured(run: MeasuredTable, found: ModelFile, device: Accelerator, ratio: float, path: Path) -> Job:
     try:
         model = msgspec.convert({**msgspec.to_builtins(found.model), **run.model}, ModelTable)
         training = msgspec.convert({**msgspec.to_builtins(found.training), **run.training}, TrainingTable)
     except msgspec.ValidationError as error:
-        raise ScenarioError(f"{at}: {error}.", hint=_HINT) from error
-    return Job(run.name, _model(model), device, _training(training, ratio), run.step_s)
+        raise ScenarioError(f"{path}: {run.name}: {error}.", hint=_HINT) from error
+    network = None if run.network is None else read_network(path.parent / run.network)
+    return Job(run.name, _model(model), device, _training(training, ratio), run.step_s, network)

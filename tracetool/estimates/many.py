@@ -35,7 +35,7 @@ def estimate_many(jobs: Sequence[Job], choice: NetworkChoice, progress: Progress
 
     Args:
         jobs: What to estimate.
-        choice: The network of all.
+        choice: The network of all that have none of their own.
         progress: Told how many jobs there are, and how many are estimated.
 
     Raises:
@@ -61,7 +61,9 @@ def estimate_many(jobs: Sequence[Job], choice: NetworkChoice, progress: Progress
 
 def _costs(job: Job, choice: NetworkChoice) -> JobCosts:
     with told_of(job):
-        return JobCosts(job.model, job.device, job.training, transport_of(job.device, job.training, choice))
+        return JobCosts(
+            job.model, job.device, job.training, transport_of(job.device, job.training, job.network or choice)
+        )
 
 
 def estimates_of(form: OrderForm, jobs: Sequence[Job], costs: Sequence[JobCosts]) -> Iterator[Estimate]:

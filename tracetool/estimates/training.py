@@ -13,7 +13,7 @@ from tracetool.model.action import ActionKind
 from tracetool.model.pipeline import BLOCKING
 from tracetool.model.schedule import PipelineShape
 from tracetool.network.collectives import collective_ns
-from tracetool.network.placement import Degrees, Dimension
+from tracetool.network.placement import Degrees, Dimension, narrowed_rule
 from tracetool.schedules import REFERENCE, REFERENCE_OF_CHUNKS, build_schedule, kind_of
 
 if TYPE_CHECKING:
@@ -346,13 +346,14 @@ def placed(choice: NetworkChoice, degrees: Degrees) -> OverNetwork:
 
 
 def fitting(choice: NetworkChoice, degrees: Degrees) -> NetworkChoice:
-    """The tiers that a job reaches over, where its placement names no others: jobs of one file differ in size."""
+    """The tiers that a job reaches over, where its placement asks for no others: jobs of one file differ in size."""
     tiers = choice.network.tiers
     number = next((number for number, tier in enumerate(tiers) if tier.size >= degrees.ranks), len(tiers) - 1)
-    beyond = tiers[number + 1 :]
-    if choice.file or any(tier.name in choice.placement.split() for tier in beyond):
+    beyond = {tier.name for tier in tiers[number + 1 :]}
+    rule = None if choice.file else narrowed_rule(choice.placement, degrees, beyond)
+    if rule is None:
         return choice
-    return replace(choice, network=replace(choice.network, tiers=tiers[: number + 1]))
+    return replace(choice, placement=rule, network=replace(choice.network, tiers=tiers[: number + 1]))
 
 
 def widened(choice: NetworkChoice, ranks: int) -> NetworkChoice:

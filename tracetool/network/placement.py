@@ -21,7 +21,7 @@ from tracetool.errors import BadTopology, TraceToolError, named
 from tracetool.units import format_ranks
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Collection, Mapping, Sequence
 
     from tracetool.network.tiers import Network
 
@@ -271,6 +271,23 @@ def spread_over(rule: str, network: Network) -> set[str]:
         UnknownName: If it names no dimension or tier.
     """
     return {network.tiers[number].name for number in _read(rule, network)[2].values()}
+
+
+def narrowed_rule(rule: str, degrees: Degrees, tiers: Collection[str]) -> str | None:
+    """A rule without what it says of some tiers and dimensions one wide; None if it says more of these tiers.
+
+    Args:
+        rule: The rule.
+        degrees: How wide the job is.
+        tiers: Names of tiers that the job does not reach over.
+    """
+    matches = [(part, _RULE.match(part)) for part in _parts(rule)]
+    if not any(match for _, match in matches):
+        return rule
+    said = [(part, parse_dimension(match["name"]), match["tier"]) for part, match in matches if match]
+    if any(tier in tiers and degrees.wide(name) > 1 for _, name, tier in said):
+        return None
+    return ", ".join(part for part, _, tier in said if tier not in tiers)
 
 
 def parse_dimension(text: str) -> Dimension:

@@ -31,6 +31,7 @@ class MeasuredInfo(msgspec.Struct, kw_only=True):
     hfu_ratio: Annotated[float, doc("Its hardware FLOPS utilisation.")]
     peak_hbm_bytes: Annotated[list[int], doc("Highest allocation of each of its pipeline ranks.")]
     fitted: Annotated[bool, doc("Whether the efficiency was fitted on it.")]
+    network: Annotated[str | None, doc("Name of the network that it ran over, if it has its own.")]
 
 
 class EstimateInfo(Head, kw_only=True):
@@ -137,7 +138,15 @@ def estimate_info(estimated: Estimated, facts: EstimateFacts) -> EstimateInfo:
         bubble_ratio=1 - done.compute_ns / done.window_ns,
         hbm_bytes=done.job.device.hbm_bytes,
         shared_tiers=estimated.shared_tiers,
-        rows=[as_struct(MeasuredInfo, row, fitted=estimated.is_fitted(row)) for row in estimated.measured],
+        rows=[
+            as_struct(
+                MeasuredInfo,
+                row,
+                fitted=estimated.is_fitted(row),
+                network=row.job.network and row.job.network.network.name,
+            )
+            for row in estimated.measured
+        ],
         mape_ratio=fmean(errors) if errors else None,
         max_error_ratio=max(errors, default=None),
     )

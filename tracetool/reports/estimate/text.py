@@ -91,7 +91,8 @@ def measured_cells(estimated: Estimated) -> list[tuple[str, ...]]:
     """Measured runs against their estimates, row by row."""
     return [
         (
-            row.name, f"{row.measured_s:.2f} s", f"{row.predicted_s:.2f} s",
+            row.name if row.job.network is None else f"{row.name} (own network)",
+            f"{row.measured_s:.2f} s", f"{row.predicted_s:.2f} s",
             "fitted" if estimated.is_fitted(row) else f"{row.error_ratio:+.1%}", f"{row.mfu_ratio:.1%}",
             f"{row.hfu_ratio:.1%}", format_size(max(row.peak_hbm_bytes)),
         )
