@@ -12,9 +12,12 @@ import pytest
 from helpers.recorded import ROOT, data, h100, rebuilt
 
 from tracetool.cli import run
+from tracetool.costs.rescaled import with_layers
 from tracetool.errors import BadTopology, ScenarioError
 from tracetool.explore.recorded import RecordedSpace, RecordedWay, explore_recording
 from tracetool.explore.space import read_axes
+from tracetool.model.action import ActionKind
+from tracetool.model.pipeline import ActionChange, LayerOverlap
 from tracetool.model.scenario import Scenario
 from tracetool.network.file import NetworkChoice
 from tracetool.network.tiers import Network, Tier
@@ -178,3 +181,25 @@ def test_a_fleet_that_the_job_does_not_fit_is_said() -> None:
     with pytest.raises(ScenarioError, match="places one job alone"):
         RecordedSpace(rebuilt("rt1f1b_m8"), replace(small_fleet, file="ranks.csv"))
     assert RecordedWay("pp", routing=0.5).text == "placed pp, routing reaches 50%"
+
+
+def test_overlap_inside_layers_is_an_axis() -> None:
+    """Every action 3 ms shorter by one way, 3 ms longer by another: as replays of such actions."""
+    kinds = (ActionKind.FORWARD, ActionKind.BACKWARD)
+    ways = [
+        LayerOverlap(way, None, tuple(ActionChange(s, k, change, 10**5, 0) for s in range(4) for k in kinds))
+        for way, change in (("slice:2", -3 * MS), ("p2p", 3 * MS))
+    ]
+    found, choice = rebuilt("rt1f1b_m8"), CASES["rt1f1b_m8"][0]
+    given = read_axes([], ["schedule=1f1b,geopipe"])
+    space = RecordedSpace(found, choice, given, frozenset({"p2p"}), None, (LayerOverlap(), *ways))
+    done = explore_recording(space)
+    layered = {one.way: replace(found, pipeline=with_layers(found.pipeline, one)) for one in space.overlaps}
+    assert {plan.point.overlap for plan in done.plans} == set(layered)
+    for plan in done.plans:
+        assert plan.step_ns == replayed_ns(replace(space, found=layered[plan.point.overlap]), plan)
+    assert done.best is not None
+    assert (done.best.point.schedule, done.best.point.overlap) == ("geopipe", "slice:2")
+    (alone,) = [one.best for one in done.alone if one.name == "overlap"]
+    assert alone is not None
+    assert (alone.point.schedule, alone.point.overlap) == ("1f1b", "slice:2")

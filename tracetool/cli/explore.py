@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
+from tracetool.cli.layers import WAYS_HELP, ways_of
 from tracetool.cli.output import (
     FORCE,
     JSON,
@@ -64,6 +66,11 @@ _FILE = click.Path(path_type=Path, dir_okay=False)
     help="Also with a tier that has less, a lost rail (rail.links=7/8) or a slow group (dc1.speed=80%), for a share of "
     "the time. Repeatable.",
 )
+@click.option(
+    "--overlap",
+    metavar="WAY,...",
+    help=f"Of a recording: also layers that overlap collectives and products: {WAYS_HELP}.",
+)
 @click.option("--time-limit", metavar="TIME", help="After this the best plan so far is the answer: 60s.")
 @click.option("--state", type=_FILE, metavar="FILE", help="Keep the search here, and go on from it if it is there.")
 @click.option("--jobs", type=click.IntRange(1), metavar="N", help="Worker processes; default: as sensible.")
@@ -90,6 +97,7 @@ def explore(
     hbm: str | None,
     baselines: tuple[Path, ...],
     failures: tuple[str, ...],
+    overlap: str | None,
     time_limit: str | None,
     state: Path | None,
     jobs: int | None,
@@ -143,10 +151,12 @@ def explore(
     model, *others = paths
     if model.suffix.lower() != ".toml" or others:
         _explore_recording(
-            paths, network, fix, tried, leave, hbm, jobs, executor, ends, output,
+            paths, network, fix, tried, leave, hbm, overlap, jobs, executor, ends, output,
             force=force, verbose=verbose, as_json=as_json, quiet=quiet,
         )  # fmt: skip
         return
+    if overlap is not None:
+        raise ScenarioError("what overlap inside layers gives is told by recordings alone.", hint="leave --overlap out")
     space, error_ratio = _space(model, network, fit, fix, tried, leave, hbm)
     compared = {path.stem: read_plan(path, space.base) for path in baselines}
     failing = [parse_failure(text, space.workload) for text in failures]
@@ -176,6 +186,7 @@ def _explore_recording(
     tried: tuple[str, ...],
     leave: tuple[str, ...],
     hbm: str | None,
+    overlap: str | None,
     jobs: int | None,
     executor: str | None,
     ends: float | None,
@@ -190,6 +201,7 @@ def _explore_recording(
     from tracetool.explore.space import read_axes
     from tracetool.ingestion.runs import open_run
     from tracetool.network.file import read_network
+    from tracetool.overlap.actions import layer_overlaps
     from tracetool.reconstruction import reconstruct
     from tracetool.reports import CallFacts
     from tracetool.reports.exploration.recorded import render_recorded_json, render_recorded_text
@@ -209,11 +221,15 @@ def _explore_recording(
                 f"what is explored of a recording is not written to {path.suffix or 'files without suffix'}: {path}.",
                 hint="use .json; tracetool replay draws a plan",
             )
+    run_so = ways_of(overlap)
     choice, axes, left = read_network(network), read_axes(fix, tried), _left(leave)
     with ProgressBar(quiet=quiet) as progress:
-        run = open_run(paths, progress)
+        run = open_run(paths, progress, keep=("args",) if run_so else ())
     limit = None if hbm is None else parse_size_bytes(hbm)
-    space = RecordedSpace(reconstruct(run), choice, axes, left, limit)
+    found = reconstruct(run)
+    overlaps, notes = layer_overlaps(run, run_so) if run_so else ((), ())
+    found = replace(found, notes=(*found.notes, *notes))
+    space = RecordedSpace(found, choice, axes, left, limit, overlaps)
     with ProgressBar(quiet=quiet, doing="replaying", of="ways") as progress:
         done = explore_recording(space, jobs=jobs, executor=executor, ends=ends, progress=progress)
     facts = CallFacts(__version__, command_line())
@@ -229,6 +245,8 @@ def _explore_recording(
 
 def _replay_of(done: RecordedExploration) -> str:
     """The command that draws the best plan; of other placements, over the fleet's file with that placement."""
+    from tracetool.model.pipeline import NO_OVERLAP
+
     best = done.best
     if best is None:
         return following("explore", "-v")
@@ -239,8 +257,9 @@ def _replay_of(done: RecordedExploration) -> str:
     words += [] if way.p2p is None else ["--p2p", way.p2p]
     words += [] if way.chunks is None else ["--chunks", str(way.chunks)]
     words += [] if way.collectives == done.space.base.collectives else ["--collective", f"dp={way.collectives}"]
+    words += [] if best.point.overlap == NO_OVERLAP else ["--overlap", best.point.overlap]
     words += [] if way.sharing == "temporal" else ["--link-sharing", way.sharing]
-    return following("replay", *words, "-o", free_name("gantt.png"))
+    return following("replay", *words, "-o", free_name("gantt.png"), without={"overlap"})
 
 
 def _left(leave: tuple[str, ...]) -> frozenset[AxisName]:

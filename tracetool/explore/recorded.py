@@ -16,7 +16,7 @@ from tracetool.errors import BadTopology, ScenarioError, ScheduleError, UnknownN
 from tracetool.explore.answer import CHOICES
 from tracetool.explore.space import placement_rules
 from tracetool.model.notice import Silent, unasked
-from tracetool.model.pipeline import BY_EDGE
+from tracetool.model.pipeline import BY_EDGE, NO_OVERLAP
 from tracetool.model.scenario import LINK_SHARINGS, Scenario
 from tracetool.network.placement import DIMENSIONS
 from tracetool.schedules import kind_of
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
     from tracetool.explore.space import AxisName, Values
     from tracetool.model.notice import Notice, Progress
-    from tracetool.model.pipeline import P2PMode
+    from tracetool.model.pipeline import LayerOverlap, P2PMode
     from tracetool.model.scenario import LinkSharing
     from tracetool.network.collectives import Algorithm
     from tracetool.network.file import NetworkChoice
@@ -105,6 +105,7 @@ class RecordedSpace:
         given: Values of axes that were fixed or listed.
         left: Axes that stay as the recording and the fleet's file have them.
         hbm_bytes: Memory of a rank; None for no limit.
+        overlaps: How layers inside actions run (``tracetool.overlap.actions``); as recorded if there are none.
 
     Raises:
         ScenarioError: If an axis is none of a recording's, or both given and left.
@@ -115,6 +116,7 @@ class RecordedSpace:
     given: Mapping[AxisName, Values] = field(default_factory=dict)
     left: frozenset[AxisName] = frozenset()
     hbm_bytes: int | None = None
+    overlaps: tuple[LayerOverlap, ...] = ()
 
     def __post_init__(self) -> None:
         """Refuse what a recording does not tell."""
@@ -204,6 +206,12 @@ class RecordedPlan:
     def order_text(self) -> str:
         """Schedule and depth, with stages per rank that were asked for."""
         return plan_name(self.point) + (f" x{self.way.chunks}" if self.way.chunks else "")
+
+    @property
+    def text(self) -> str:
+        """Schedule, how transfers are issued, and how layers overlap."""
+        overlap = "" if self.point.overlap == NO_OVERLAP else f", layers overlap by {self.point.overlap}"
+        return f"{self.order_text}, {self.point.p2p} transfers{overlap}"
 
     @property
     def step_ns(self) -> int:
@@ -315,8 +323,9 @@ def explore_recording(
     )  # fmt: skip
 
 
-_CHOICES: Mapping[str, frozenset[AxisName]] = {
-    name: kept for name, axes in CHOICES.items() if (kept := frozenset(axes) & frozenset(RECORDED_AXES))
+_CHOICES: Mapping[str, frozenset[str]] = {
+    **{name: kept for name, axes in CHOICES.items() if (kept := frozenset(axes) & frozenset(RECORDED_AXES))},
+    "overlap": frozenset({"overlap"}),
 }
 
 
@@ -327,7 +336,7 @@ def _swept(
     names = space.values("schedule")
     if way.chunks is not None:
         names = tuple(name for name in names if kind_of(name).least_chunks > 1)
-    grid = Grid(names, scenario, extra_forwards=space.values("depth"))
+    grid = Grid(names, scenario, extra_forwards=space.values("depth"), overlaps=space.overlaps)
     return sweep(
         space.found, grid, knees=False, jobs=jobs, executor=executor, chunks=way.chunks, progress=Silent(), beside=()
     ).points
@@ -338,7 +347,7 @@ def _chosen(space: RecordedSpace, plans: Sequence[RecordedPlan]) -> Chosen[Sweep
 
 
 def _changed(
-    space: RecordedSpace, plans: Sequence[RecordedPlan], now: RecordedPlan, axes: Collection[AxisName]
+    space: RecordedSpace, plans: Sequence[RecordedPlan], now: RecordedPlan, axes: Collection[str]
 ) -> RecordedPlan | None:
     """The best of the plans that are as one of them but for some axes."""
     kept = [axis for axis in _WAY_AXES if axis not in axes]
@@ -347,6 +356,7 @@ def _changed(
         for plan in plans
         if all(getattr(plan.way, axis) == getattr(now.way, axis) for axis in kept)
         and ("schedule" in axes or plan.order_text == now.order_text)
+        and ("overlap" in axes or plan.point.overlap == now.point.overlap)
     ]
     best = _chosen(space, alike).best
     return next((plan for plan in alike if plan.point is best), None)

@@ -122,7 +122,7 @@ def render_recorded_text(done: RecordedExploration, *, verbose: bool = False) ->
     if joint is not None and joint.step_ns > best.step_ns:
         rows.append(_row(done, done.one_by_one))
     rows.append((*_figures(done, "all together", best), ""))
-    idle = [one.name for one in done.alone if not _gains(done, one)]
+    idle = [one.name for one in done.alone if not _gains(done, one) and (one.name != "overlap" or done.space.overlaps)]
     after = [f"  {', '.join(idle)}: alone nothing beats the recorded"] if idle else []
     if joint is not None and joint.step_ns > best.step_ns:
         more = joint.step_ns / best.step_ns - 1
@@ -136,7 +136,7 @@ def _headline(done: RecordedExploration, best: RecordedPlan) -> str:
     error = error_text(best.point)
     gain = speedup(done.base.step_ns, best.step_ns)
     return (
-        f"Run {best.order_text}, {best.point.p2p} transfers: {format_duration(best.step_ns)}"
+        f"Run {best.text}: {format_duration(best.step_ns)}"
         f"{f' (±{error})' if error else ''} a step, {gain.faster_ratio:.1%} faster than the recorded order's "
         f"{format_duration(done.base.step_ns)} there (T0/T1 - 1), {gain.shorter_ratio:.1%} less time a step "
         "(1 - T1/T0)."
@@ -164,7 +164,7 @@ def _figures(done: RecordedExploration, name: str, plan: RecordedPlan) -> tuple[
 def _row(done: RecordedExploration, one: ChoiceAlone) -> tuple[str, ...]:
     if one.best is None:
         return one.name, "-", "", "", ""
-    chosen = {"placement": one.best.way.placement, "network": one.best.way.text}
+    chosen = {"placement": one.best.way.placement, "network": one.best.way.text, "overlap": one.best.point.overlap}
     return (*_figures(done, one.name, one.best), chosen.get(one.name, f"{one.best.order_text}, {one.best.point.p2p}"))
 
 
@@ -172,7 +172,7 @@ def _near(done: RecordedExploration, best: RecordedPlan, *, verbose: bool) -> li
     lines = []
     for plans, head, most in ((done.as_good, "as good", 2), (done.unproven, f"maybe {UNPROVEN_MARK}", 1)):
         for plan in plans if verbose else plans[:most]:
-            text = f"  {head}   {plan.step_ns / best.step_ns - 1:+.1%} {plan.order_text}, {plan.point.p2p} transfers"
+            text = f"  {head}   {plan.step_ns / best.step_ns - 1:+.1%} {plan.text}"
             text += f", {plan.way.text}" if plan.way.text != best.way.text else ""
             rests = plan.point.rests_on
             lines.append(f"{text}; rests on {', '.join(rests)}" if rests and plans is done.unproven else text)
