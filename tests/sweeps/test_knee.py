@@ -125,3 +125,18 @@ def test_a_fixed_link_that_is_in_the_way_hides_nothing_of_the_others() -> None:
         assert found.hidden_latency_ns is None
         assert "links that stay as given keep the step more than 1%" in (found.remark or "")
         assert "hides no" not in (found.remark or "")
+
+
+@pytest.mark.parametrize("schedule", ["1f1b", "geopipe"])
+def test_the_bandwidth_alone_is_that_of_the_whole_knee(schedule: str) -> None:
+    """With a memory limit that lets the warm-up of geopipe grow, and one that does not."""
+    pipe = pipeline(4, 16, FORWARD, BACKWARD, payload_bytes=PAYLOAD, activation_bytes=ACTIVATION, static_bytes=0)
+    grid = Grid(
+        (schedule,), dcs=(Topology(("a", "a", "b", "b")),), p2p=("posted-ahead",), bandwidths_bytes_per_s=(10**9,),
+        latencies_ns=(3_000 * US, 20_000 * US), hbm_bytes=(5 * ACTIVATION, 80 * ACTIVATION),
+    )  # fmt: skip
+    whole, alone = sweep(pipe, grid).knees, sweep(pipe, grid, knees="bandwidth").knees
+    assert [each.bandwidth_bytes_per_s for each in alone] == [each.bandwidth_bytes_per_s for each in whole]
+    assert len({each.bandwidth_bytes_per_s for each in whole}) > 1
+    assert {each.hidden_latency_ns for each in alone} == {None}
+    assert all(each.hidden_latency_ns for each in whole)

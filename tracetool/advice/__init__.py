@@ -309,7 +309,7 @@ def _pays_until(recording: Reconstruction, advice: Sequence[Advice]) -> PaysUnti
         latencies_ns=(latency,),
         dcs=(replace(topology, links=()),),
     )
-    knees = sweep(recording, grid, progress=Silent()).knees
+    knees = sweep(recording, grid, progress=Silent(), knees="bandwidth").knees
     known = [PaysUntil(k.bandwidth_bytes_per_s, latency, best.schedule) for k in knees if k.bandwidth_bytes_per_s]
     return known[0] if known else None
 

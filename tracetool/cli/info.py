@@ -46,8 +46,10 @@ def info(paths: tuple[Path, ...], dc: str | None, *, verbose: bool, as_json: boo
     if as_json:
         print_json(summary)
         return
-    in_full = [*summary_lines(summary, run), *(crossing_lines(crossing) if crossing is not None else [])]
-    lines = in_full if verbose else screen_lines(summary, run)
+    if verbose:
+        lines = [*summary_lines(summary, run), *(crossing_lines(crossing) if crossing is not None else [])]
+    else:
+        lines = screen_lines(summary, run)
     click.echo("\n".join(wrapped(lines)))
     named = shlex.join(str(p) for p in paths)
     next_step(next_command(named, run, summary, dc), quiet=quiet)

@@ -51,7 +51,7 @@ _LATENCIES = 5
 """Knees are sought at so many of the swept latencies at most: the ends, and others evenly between."""
 
 
-def seek(piece: ColumnPiece, advance: Callable[[int], None]) -> list[Knee]:
+def seek(piece: ColumnPiece, advance: Callable[[int], None], *, bandwidth_alone: bool = False) -> list[Knee]:
     """The knees of a column: one per memory limit and latency (at most five of the swept ones).
 
     There are none where no link was swept, where every link has an order made for it (``needs_costs``), and where the
@@ -60,6 +60,7 @@ def seek(piece: ColumnPiece, advance: Callable[[int], None]) -> list[Knee]:
     Args:
         piece: The column, its links all that were swept.
         advance: Told when it is done.
+        bandwidth_alone: Whether nothing but the bandwidth is sought, which takes a third of the time.
     """
     column = piece.column
     swept = [links.latency_ns for links in column.links if links.latency_ns is not None]
@@ -69,7 +70,7 @@ def seek(piece: ColumnPiece, advance: Callable[[int], None]) -> list[Knee]:
     for limit in column.hbm_bytes if swept and not needs_costs(column.schedule) else ():
         place = _Place(replace(piece, column=replace(column, hbm_bytes=(limit,))), swept, known)
         try:
-            same = place.bends() if same is None or place.is_deepening else same
+            same = place.bends(bandwidth_alone=bandwidth_alone) if same is None or place.is_deepening else same
             knees += place.knees(same)
         except ScheduleError:
             break  # its points say why
@@ -105,7 +106,7 @@ class _Place:
         column = self._piece.column
         return tuning_of(column.schedule) is not None and column.warm_up is None
 
-    def bends(self) -> list[_Bend]:
+    def bends(self, *, bandwidth_alone: bool) -> list[_Bend]:
         """What there is to say at each latency.
 
         Raises:
@@ -113,6 +114,8 @@ class _Place:
         """
         seeks: dict[int, Seek] = {latency: bandwidth_knee(latency) for latency in self._latencies}
         results = drive(seeks, self._took)
+        if bandwidth_alone:
+            return [_Bend(latency, results[latency]) for latency in self._latencies]
         hidden = self.hidden_ns()
         costs = self._hbm_costs()
         about = {

@@ -6,7 +6,8 @@ What a user should know beside the figures of a sweep.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, TypeVar
+from functools import partial
+from typing import TYPE_CHECKING, Literal, TypeVar
 
 from tracetool.costs.rescaled import with_layers
 from tracetool.errors import Option, ScheduleError, checked, command_or_call
@@ -123,7 +124,7 @@ def sweep(
     executor: str | None = None,
     chunks: int | None = None,
     time_limit_s: float = 5.0,
-    knees: bool = True,
+    knees: bool | Literal["bandwidth"] = True,
     price: Price | None = None,
     beside: Collection[Way] | None = None,
 ) -> Sweep:
@@ -138,7 +139,7 @@ def sweep(
         chunks: Stages per rank that schedules of several get; by default as few as they take.
         time_limit_s: For optimal: how long to search, for each point.
         knees: Whether to seek the knees as well: of the schedules named, else of those that are best somewhere and of
-            the recorded order.
+            the recorded order. ``"bandwidth"`` seeks their bandwidth alone.
         price: What links cost: points get their cost and whether they are on the Pareto front.
         beside: What is run in scenarios that each of these is compared with (``tracetool.whatif.best``); by default
             they are compared with one another.
@@ -198,7 +199,7 @@ def sweep(
         if shown is not None:
             shown.add(recorded_schedule(observed, None))
             bends = [piece for piece in bends if piece.column.schedule in shown]
-        bent = workers.run(seek, bends, [1] * len(bends))
+        bent = workers.run(partial(seek, bandwidth_alone=knees == "bandwidth"), bends, [1] * len(bends))
     errors = {overlap: layers_error(one) for overlap, one in layered.items()}
     done = Sweep(tuple(points), tuple(bent), (), best, layers=layers_of_each(best, errors))
     if isinstance(recording, Pipeline):
