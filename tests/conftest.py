@@ -9,7 +9,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 import pytest
-from helpers.recorded import OWN_CACHE, derive_once, reconstruct_once, write_once
+from helpers.asked_once import answers_kept
+from helpers.recorded import OWN_CACHE, derive_once, fetched_once, reconstruct_once, write_once
 from helpers.shared import FOLDER
 from hypothesis import settings
 
@@ -54,4 +55,13 @@ def _read_and_reconstruct_once(_own_cache: None) -> Iterator[None]:
             patch.setattr(import_module(room), "reconstruct", reconstruct_once)
         patch.setattr(import_module("tracetool.ingestion"), "write_run", write_once)
         patch.setattr(import_module("tracetool.ingestion.runs"), "derive", derive_once)
+        lens = import_module("tracetool.store.query").Lens
+        patch.setattr(lens, "_fetched", fetched_once(lens._fetched))
+        yield
+
+
+@pytest.fixture(scope="module")
+def asked_once(_read_and_reconstruct_once: None) -> Iterator[None]:
+    """What commands of this module work out is worked out once for the same question: ``usefixtures`` asks for it."""
+    with answers_kept():
         yield

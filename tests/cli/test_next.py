@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
+pytestmark = pytest.mark.usefixtures("asked_once")
+
 H100, ASCEND, LABELLED = (str(SAMPLES / name) for name in ("h100-1f1b", "ascend-1f1b", "h100-1f1b-annotated"))
 FILES = [str(path) for path in sorted((SAMPLES / "h100-1f1b").glob("rank*"))]
 DC, LINK = ["--dc", "0-1,2-3"], ["--link", "dc0-dc1=25Gbit/s,10ms"]

@@ -4,20 +4,19 @@ from __future__ import annotations
 
 import json
 import re
-from importlib import import_module
 from itertools import pairwise, product
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
-from helpers.asked_once import asked_once
 from helpers.recorded import ROOT, SAMPLES, data, looked_at, run_of
 
 from tracetool.cli import run
 from tracetool.errors import TraceToolError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
     from pathlib import Path
+
+pytestmark = pytest.mark.usefixtures("asked_once")
 
 SAMPLE, ASCEND = str(SAMPLES / "h100-1f1b"), str(SAMPLES / "ascend-1f1b")
 H200 = ROOT / "tests" / "data" / "h200-overlap"
@@ -40,12 +39,6 @@ COMMANDS = {
     "overlap over links": ["overlap", *LAYERS, "--bandwidth", "10GB/s,25GB/s,50GB/s,100GB/s,200GB/s,400GB/s"],
     "overlap measured": ["overlap", *LAYERS, "--measured", str(H200 / "measured.json")],
 }
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _asked_once() -> Iterator[None]:
-    with asked_once():
-        yield
 
 
 WIDTHS = [
@@ -152,62 +145,11 @@ TWO = """scenario = [
     ]"""
 _STYLE = re.compile(r"\x1b\[[0-9;]*m")
 _UNIT = re.compile(r"\s*(ns|us|ms|s|%|GiB|MiB|KiB|Gbit/s)( |$)")
-_VERBS = (
-    ("tracetool.advice", "decide"), ("tracetool.advice.cotune", "co_tune"), ("tracetool.sweeps", "sweep"),
-    ("tracetool.whatif.answer", "answer"), ("tracetool.explanation", "explain"),
-    ("tracetool.stragglers", "find_stragglers"),
-)  # fmt: skip
-"""What commands ask: all that takes long."""
-
-
-class _Answers:
-    """What the verbs gave when a command first asked them, for the same command on other terminals."""
-
-    def __init__(self) -> None:
-        self._given: list[Any] = []
-        self._place = 0
-        self._is_asking = False
-
-    def forget(self) -> None:
-        """Another command begins."""
-        self._given.clear()
-
-    def again(self) -> None:
-        """The same command begins again."""
-        self._place = 0
-
-    def once(self, verb: Callable[..., Any]) -> Callable[..., Any]:
-        """A verb whose results are given again; what it asks of others itself is its own."""
-
-        def asked(*args: Any, **words: Any) -> Any:
-            if self._is_asking:
-                return verb(*args, **words)
-            if self._place == len(self._given):
-                self._is_asking = True
-                try:
-                    self._given.append(verb(*args, **words))
-                finally:
-                    self._is_asking = False
-            self._place += 1
-            return self._given[self._place - 1]
-
-        return asked
-
-
-@pytest.fixture
-def answers(monkeypatch: pytest.MonkeyPatch) -> _Answers:
-    """Each command works out its answer once, and shows it on every terminal."""
-    found = _Answers()
-    for module, name in _VERBS:
-        place = import_module(module)
-        monkeypatch.setattr(place, name, found.once(getattr(place, name)))
-    return found
 
 
 @pytest.mark.parametrize("name", ["h100-1f1b", "ascend-1f1b", *OWN, *SHARED])
 def test_every_recording_fits_the_screen(
     name: str,
-    answers: _Answers,
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
     tmp_path: Path,
@@ -222,10 +164,8 @@ def test_every_recording_fits_the_screen(
     monkeypatch.setenv("TERM", "xterm-256color")
     recording = str(made.path)
     for asked in _asked(recording, ranks, tmp_path / "two.toml", is_job=name in JOBS):
-        answers.forget()
         for columns, coloured in product((60, 80, 120), (False, True)):
             monkeypatch.setenv("COLUMNS", str(columns))
-            answers.again()
             with monkeypatch.context() as terminal:
                 if coloured:
                     terminal.setattr("sys.stdout.isatty", lambda: True)

@@ -25,6 +25,8 @@ _WORKING_OUT = (
     ("tracetool.advice.cotune", "co_tune"),
     ("tracetool.explanation", "explain"),
     ("tracetool.sweeps", "sweep"),
+    ("tracetool.whatif.answer", "answer"),
+    ("tracetool.stragglers", "find_stragglers"),
     ("tracetool.overlap.recording", "read_recordings"),
     ("tracetool.overlap.answer", "answer_for"),
     ("tracetool.studies.geopipe.reproduce", "study_geopipe"),
@@ -33,7 +35,7 @@ _WORKING_OUT = (
 
 
 @contextmanager
-def asked_once() -> Iterator[None]:
+def answers_kept() -> Iterator[None]:
     """Meanwhile, commands that ask for the same again are given what was worked out before."""
     with pytest.MonkeyPatch.context() as patch:
         for module, name in _WORKING_OUT:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Mapping
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from tracetool.ingestion.discover import Discovery
+    from tracetool.store.query import Lens, Parameters
 
 OWN_CACHE = "TRACETOOL_TESTS_CACHE"
 """Names the cache that commands of this worker have unless a test gives them one, in the environment."""
@@ -164,8 +166,38 @@ def _content(run: Run) -> tuple[str, ...]:
     read = json.dumps([manifest.get("digest"), manifest.get("sources"), manifest.get("missing_ranks")])
     if run.is_overlaid:
         return read, str(run.path), json.dumps(run.sources)
-    unchanged = run.path.parent == Path(os.environ.get("TRACETOOL_CACHE", os.devnull)) or run.path in _as_read
-    return (read,) if unchanged else (read, str(run.path))
+    return (read,) if _is_never_changed(run) else (read, str(run.path))
+
+
+def _is_never_changed(run: Run) -> bool:
+    return run.path.parent == Path(os.environ.get("TRACETOOL_CACHE", os.devnull)) or run.path in _as_read
+
+
+_Rows = tuple[list[str], list[tuple[Any, ...]]]
+_MOST_ROWS = 2_000
+
+
+def fetched_once(fetch: Callable[..., _Rows]) -> Callable[..., _Rows]:
+    """The rows of a query, once per worker for the same question of the same Run: each command opens its Run anew.
+
+    Of Runs that tests never change, those of ``run_of`` and of the cache; larger answers are fetched again.
+    """
+    known: dict[object, _Rows] = {}
+
+    def fetched(run: Lens, sql: str, parameters: Parameters) -> _Rows:
+        if not isinstance(run, Run) or not _is_never_changed(run):
+            return fetch(run, sql, parameters)
+        asked = tuple(parameters.items() if isinstance(parameters, Mapping) else parameters or ())
+        key = repr((run.path, run.size_bytes, sorted(run.sources.items()), sql, asked))
+        if key not in known:
+            columns, rows = fetch(run, sql, parameters)
+            if len(rows) > _MOST_ROWS:
+                return columns, rows
+            known[key] = columns, rows
+        columns, rows = known[key]
+        return columns, [*rows]
+
+    return fetched
 
 
 def rebuilt(name: str, *, step: int | None = None, pipeline: int = 0, use_labels: bool = True) -> Reconstruction:
