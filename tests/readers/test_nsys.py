@@ -7,15 +7,13 @@ import shutil
 import sqlite3
 import struct
 from collections import Counter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from helpers.nsys_export import NCCL_DOMAIN, NESTED, SECRET, How, Tables, export
+from helpers.nsys_export import NCCL_DOMAIN, NESTED, SECRET, How, Tables
 from helpers.recorded import data, run_of
 
-from tracetool.cli import run as command
 from tracetool.errors import IngestError, TraceToolError
 from tracetool.ingestion import IngestOptions, discover, ingest
 from tracetool.readers.nsys.capture import about, capture_of, process_of
@@ -175,17 +173,6 @@ def test_payloads_are_decoded_by_their_schema(tmp_path: Path) -> None:
     assert payloads.decoded(None, "{").size_bytes is None
 
 
-SMALL = "1f1b_m8"
-
-
-@pytest.fixture(scope="module")
-def exported(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a file per rank of Megatron's two ranks."""
-    folder = tmp_path_factory.mktemp("nsys") / "exports"
-    export(data("megatron", SMALL), folder)
-    return folder
-
-
 @pytest.fixture(scope="module")
 def of_sqlite(exported: Path) -> Run:
     """Its Run."""
@@ -271,140 +258,6 @@ def test_no_error_of_a_damaged_file_tells_a_secret(exported: Path, table: str, t
     except TraceToolError as error:
         texts += [error.message, error.hint or ""]
     assert SECRET not in "".join(texts)
-
-
-@pytest.fixture(scope="module")
-def small_export(exported: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, pa.Table]]:
-    """The first 2,000 rows of each table of one rank, as SQLite and as Arrow."""
-    path = tmp_path_factory.mktemp("nsys") / "rank0.sqlite"
-    tables: dict[str, pa.Table] = {}
-    with sqlite3.connect(sorted(exported.iterdir())[0]) as connection:
-        connection.execute("ATTACH ? AS small", [str(path)])
-        for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'").fetchall():
-            most = 2000 if name != "StringIds" else 10**6
-            connection.execute(
-                f'CREATE TABLE small."{name}" AS SELECT * FROM main."{name}" ORDER BY rowid LIMIT {most}'
-            )
-            cursor = connection.execute(f'SELECT * FROM small."{name}"')
-            names = [column for column, *_ in cursor.description]
-            rows = cursor.fetchall()
-            # Unsigned where Arrow has it so.
-            columns = [
-                pa.array([row[n] for row in rows], pa.uint64() if names[n].startswith("global") else None)
-                for n in range(len(names))
-            ]
-            tables[name] = pa.Table.from_arrays(columns, names=names)
-        connection.commit()
-    # Not in the columnar forms, as of 2023.4.
-    tables.pop("META_DATA_CAPTURE")
-    return path, tables
-
-
-def _as_parquet(folder: Path, tables: dict[str, pa.Table]) -> Path:
-    for name, table in tables.items():
-        pq.write_table(table, folder / f"{name}.parquet")
-    return folder
-
-
-def _as_arrow(folder: Path, tables: dict[str, pa.Table]) -> Path:
-    for name, table in tables.items():
-        with pa.ipc.new_stream(folder / f"{name}.arrow", table.schema) as writer:
-            writer.write_table(table)
-    return folder
-
-
-def _as_streams(folder: Path, tables: dict[str, pa.Table]) -> Path:
-    with (folder / "report.arrows").open("wb") as file:
-        for name, table in tables.items():
-            schema = table.schema.with_metadata({"table_name": name})
-            with pa.ipc.new_stream(file, schema) as writer:
-                writer.write_table(table.cast(schema))
-    return folder
-
-
-def _as_lines(folder: Path, tables: dict[str, pa.Table]) -> Path:
-    with (folder / "report.jsonl").open("w", encoding="utf-8") as file:
-        for name, table in tables.items():
-            for row in table.to_pylist():
-                shown = {key: value for key, value in row.items() if value is not None and key != "binaryData"}
-                file.write(json.dumps({"table": name, **shown}) + "\n")
-    return folder
-
-
-@pytest.mark.parametrize("write", [_as_parquet, _as_arrow, _as_streams, _as_lines])
-def test_every_form_of_export_gives_the_same_events(
-    write: Any, small_export: tuple[Path, dict[str, pa.Table]], tmp_path: Path
-) -> None:
-    path, tables = small_export
-    folder = tmp_path / "report_dir"
-    folder.mkdir()
-    plain = ingest([path], tmp_path / "plain.run")
-    other = ingest([write(folder, tables)], tmp_path / "other.run")
-    for table in ("events", "steps", "memory"):
-        assert other.table(table).equals(plain.table(table)), table
-    if write is not _as_lines:
-        assert other.table("comms").equals(plain.table("comms"))
-
-
-@pytest.mark.parametrize("suffix", [".nsys-rep", ".qdrep"])
-def test_a_report_is_refused_with_the_command_that_exports_it(suffix: str, tmp_path: Path) -> None:
-    report = tmp_path / f"my job{suffix}"
-    report.write_bytes(b"\0" * 64)
-    with pytest.raises(IngestError) as error:
-        discover([report])
-    assert f"nsys export -t sqlite --include-blobs=true --include-json=true '{report}'" in error.value.message
-    Tables().write(tmp_path / "other.sqlite")
-
-
-@pytest.mark.parametrize(
-    ("name", "content"),
-    [
-        ("report.h5", b"\x89HDF"),
-        ("report.json", b'{"data": ["a", "ncclSend"]}\n{"Type": 59, "NvtxEvent": {"Timestamp": "12"}}\n'),
-    ],
-)
-def test_forms_of_export_that_are_not_read_name_the_one_that_is(name: str, content: bytes, tmp_path: Path) -> None:
-    (tmp_path / name).write_bytes(content)
-    with pytest.raises(IngestError, match="a form of export of Nsight Systems that is not read") as error:
-        discover([tmp_path / name])
-    assert f"--include-json=true {tmp_path / 'report.nsys-rep'}" in error.value.message
-
-
-def test_a_report_beside_its_export_is_left(small_export: tuple[Path, dict[str, pa.Table]], tmp_path: Path) -> None:
-    shutil.copy(small_export[0], tmp_path / "rank0.sqlite")
-    (tmp_path / "rank0.nsys-rep").write_bytes(b"\0" * 64)
-    found = discover([tmp_path])
-    assert [left.reason for left in found.left] == ["its export lies beside it"]
-    assert (len(found.sources), found.failed) == (1, [])
-
-
-def test_of_two_captures_of_the_same_ranks_one_is_taken(exported: Path, tmp_path: Path) -> None:
-    for file in (*exported.iterdir(), *data("megatron", SMALL).glob("rank*")):
-        shutil.copy(file, tmp_path / file.name)
-    found = discover([tmp_path])
-    assert [(item.reader, item.rank) for item in found.sources] == [("kineto", 0), ("kineto", 1)]
-    assert (
-        Counter(left.reason for left in found.left)["a second capture of the same ranks: that of kineto is taken"] == 2
-    )
-    (tmp_path / "rank1.json.gz").unlink()
-    found = discover([tmp_path])
-    assert [(item.reader, item.rank) for item in found.sources] == [("nsys", 0), ("nsys", 1)]
-
-
-def test_a_dry_run_says_which_of_two_captures_is_taken(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """All ranks in one file, which does not tell them: a second capture only where the other one has all ranks."""
-    traces = sorted(data("megatron", SMALL).glob("rank*"))
-    export(data("megatron", SMALL), tmp_path, How(payloads=False, together=True))
-    for file in traces:
-        shutil.copy(file, tmp_path / file.name)
-    assert command(["ingest", str(tmp_path), "--dry-run"]) == 0
-    said = " ".join(capsys.readouterr().out.split())
-    assert "2 sources would be read" in said
-    why = "report.sqlite: a capture that does not tell its ranks, beside one of all 2: that of kineto is taken"
-    assert why in said
-    (tmp_path / traces[1].name).unlink()
-    assert command(["ingest", str(tmp_path), "--dry-run"]) == 2
-    assert "report.sqlite:1000 does not say its rank" in " ".join(capsys.readouterr().out.split())
 
 
 def test_graphs_memory_and_diagnostics(tmp_path: Path) -> None:

@@ -114,10 +114,8 @@ def read_source(task: Task, advance: Callable[[int], None]) -> SourceOutcome:
         report.notes.insert(0, Notice(SourceCode.RANK_INFERRED, f"this rank is taken from {item.rank_from}"))
     if stated:
         size = format_size(task.payload_bytes or 0)
-        report.note(
-            SourceCode.SIZES_STATED,
-            f"{format_count(stated, 'send')} and receives hold {size} each because ingest was told so",
-        )
+        text = f"{format_count(stated, 'send')} and receives hold {size} each because ingest was told so"
+        report.note(SourceCode.SIZES_STATED, text)
     return SourceOutcome(report)
 
 

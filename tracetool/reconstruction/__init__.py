@@ -289,11 +289,12 @@ def notes_of_sources(sources: Iterable[Mapping[str, Any]]) -> list[Notice]:
     ranks: dict[tuple[SourceCode, str], list[int]] = {}
     others = []
     for source in sources:
-        for note, code in zip_longest(source["notes"], source.get("note_codes", ()), fillvalue="UNCODED"):
+        for note, name in zip_longest(source["notes"], source.get("note_codes", ()), fillvalue=""):
+            code = SourceCode.__members__.get(name, SourceCode.UNCODED)
             if source["rank"] is None:
-                others.append(Notice(SourceCode[code], f"{source['path']}: {note}"))
+                others.append(Notice(code, f"{source['path']}: {note}"))
             else:
-                ranks.setdefault((SourceCode[code], note), []).append(source["rank"])
+                ranks.setdefault((code, note), []).append(source["rank"])
     return [Notice(code, f"{format_ranks(listed)}: {note}") for (code, note), listed in ranks.items()] + others
 
 

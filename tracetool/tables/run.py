@@ -126,9 +126,7 @@ COMMS = table(
     nullable("start_ns", "int64", "Start of the kernel: waiting is included."),
     nullable("end_ns", "int64", "End of the kernel."),
     Column(
-        "evidence",
-        "category",
-        "How peer and bytes are known: metadata, matrix, label, inferred, stated (bytes, by the user) or unknown.",
+        "evidence", "category", "How peer and bytes are known: metadata, matrix, label, inferred, stated or unknown."
     ),
     nullable("label", "category", "Pipeline action, such as 2SEND_F0, where a trace lists operations by action."),
     nullable("communicator", "string", "Id of the communicator as the trace writes it (Comms Id: unsigned 64 bits)."),

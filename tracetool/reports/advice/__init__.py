@@ -56,10 +56,8 @@ def sentences(decision: Decision, most: int | None = None) -> list[str]:
     if most is None or len(paragraphs) <= most:
         return paragraphs
     kept = {*[*offers, *pays, *apart, *between][:most]}
-    return [
-        *(line for line in paragraphs if line in kept),
-        f"{format_count(len(paragraphs) - most, 'sentence')} more: -v.",
-    ]
+    more = f"{format_count(len(paragraphs) - most, 'sentence')} more: -v."
+    return [*(line for line in paragraphs if line in kept), more]
 
 
 def pays_text(schedule: str, bandwidth_bytes_per_s: int, latency_ns: int) -> str:
