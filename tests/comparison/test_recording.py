@@ -40,7 +40,7 @@ def recorded(pipeline: Pipeline, digest: str = "x", steps: int = 1) -> Recording
             observed=timeline,
             transfers=timeline.transfers,
             work=SimpleNamespace(ranks={}),
-            residents={},
+            beside_ns={},
         )
         for n in range(steps)
     ]

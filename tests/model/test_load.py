@@ -17,8 +17,8 @@ from tracetool.model.scenario import Scenario
 from tracetool.reconstruction.actions import Kernel, Segment
 from tracetool.reconstruction.capture import Account
 from tracetool.reconstruction.closeup.action_view import ActionView
-from tracetool.reconstruction.closeup.contention import Device
 from tracetool.reconstruction.closeup.uncontended import take_slowdown_out
+from tracetool.reconstruction.steps.reading import Device
 
 if TYPE_CHECKING:
     from tracetool.model.pipeline import Pipeline

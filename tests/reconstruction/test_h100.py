@@ -15,7 +15,7 @@ from helpers.recorded import SAMPLES, h100, looked_at, rebuilt, run_of
 
 from tracetool.model.action import ActionKind
 from tracetool.model.notice import NoticeCode
-from tracetool.reconstruction.actions.kernels import parse_label
+from tracetool.reconstruction.actions.labels import parse_label
 from tracetool.schedules.names import recognise
 
 if TYPE_CHECKING:

@@ -18,6 +18,8 @@ from tracetool.reconstruction.actions import Kernel, Segment
 from tracetool.reconstruction.actions.kernels import autograd_kernels
 from tracetool.reconstruction.capture import Account
 from tracetool.reconstruction.closeup.action_view import ActionView, record_recompute
+from tracetool.reconstruction.steps import Step
+from tracetool.reconstruction.steps.reading import StepEvidence, StepReading
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -145,6 +147,8 @@ def test_of_nodes_that_begin_together_the_shorter_is_inside(inner_first: bool, t
     trace = {"distributedInfo": {"rank": 0, "world_size": 1}, "traceEvents": events}
     (tmp_path / "rank0.json").write_bytes(encode(trace))
     run = ingest([tmp_path], tmp_path / "x.run")
-    inside, behind = autograd_kernels(run, 0, (0, 2**62))
+    span = (0, 2**62)
+    reading = StepReading(run, [Step(0, {0: span})], [0], StepEvidence(True, True, False, False))
+    inside, behind = autograd_kernels(reading, 0, span)
     assert (inside.node_name, inside.backward_of, inside.root_of) == ("MmBackward0", 3, 7)
     assert (behind.node_name, behind.backward_of, behind.root_of) == ("CheckpointBackward", 7, 7)

@@ -14,9 +14,9 @@ from tracetool.reconstruction.actions import Kernel, Segment
 from tracetool.reconstruction.capture import Account
 from tracetool.reconstruction.closeup import slowdown
 from tracetool.reconstruction.closeup.action_view import ActionView
-from tracetool.reconstruction.closeup.contention import Device
 from tracetool.reconstruction.closeup.slowdown import SEPARATE, Slowed, is_wholly_beside, kernel_class, learn_factors
 from tracetool.reconstruction.closeup.uncontended import take_slowdown_out
+from tracetool.reconstruction.steps.reading import Device
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

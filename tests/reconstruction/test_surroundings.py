@@ -14,6 +14,7 @@ from tracetool.reconstruction.actions import RankWork, Segment
 from tracetool.reconstruction.actions.surroundings import outside_ns
 from tracetool.reconstruction.capture.groups import PipelineGroup
 from tracetool.reconstruction.steps import Step
+from tracetool.reconstruction.steps.reading import StepEvidence, StepReading
 from tracetool.store.run import Run, RunWriter
 
 if TYPE_CHECKING:
@@ -21,15 +22,17 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-def _run(path: Path, collectives: Sequence[tuple[int, str, int, int]]) -> Run:
-    """A Run of nothing but (rank, operation, start, end) of communication."""
+def _outside_ns(path: Path, collectives: Sequence[tuple[int, str, int, int]], step: Step | None = None) -> int | None:
+    """What is outside in a Run of nothing but (rank, operation, start, end) of communication."""
+    step = step or STEP
     rows: list[tuple[object, ...]] = [
         (rank, n, operation, "x", [], None, None, start, 1, None, 7, start, end, "metadata", None, None)
         for n, (rank, operation, start, end) in enumerate(collectives)
     ]
     with RunWriter(path) as writer:
         writer.commit({"digest": "x", "world_size": 2}, {"comms": rows_table("comms", rows)})
-    return Run(path)
+    reading = StepReading(Run(path), [step], GROUP.ranks, StepEvidence(True, True, False, False))
+    return outside_ns(reading, GROUP, step, WORK)
 
 
 def _work(*spans: tuple[int, int], tail_ns: int = 0) -> RankWork:
@@ -49,7 +52,7 @@ WORK = {0: _work((1500, 2000), (3000, 8000), tail_ns=300), 1: _work((4000, 8100)
 
 
 def test_the_shortest_gap_ahead_and_the_shortest_one_behind_count(tmp_path: Path) -> None:
-    assert outside_ns(_run(tmp_path / "x", []), GROUP, STEP, WORK) == 500 + 700
+    assert _outside_ns(tmp_path / "x", []) == 500 + 700
 
 
 @pytest.mark.parametrize(
@@ -68,7 +71,7 @@ def test_the_shortest_gap_ahead_and_the_shortest_one_behind_count(tmp_path: Path
 def test_barriers_and_what_lies_beyond_them_are_left_out(
     collective: tuple[int, str, int, int], expected: int, tmp_path: Path
 ) -> None:
-    assert outside_ns(_run(tmp_path / "x", [collective]), GROUP, STEP, WORK) == expected
+    assert _outside_ns(tmp_path / "x", [collective]) == expected
 
 
 @pytest.mark.parametrize(
@@ -82,11 +85,11 @@ def test_barriers_and_what_lies_beyond_them_are_left_out(
 def test_marks_that_do_not_enclose_the_devices_work_do_not_tell(
     spans: dict[int, tuple[int, int]], tmp_path: Path
 ) -> None:
-    assert outside_ns(_run(tmp_path / "x", []), GROUP, Step(3, spans), WORK) is None
+    assert _outside_ns(tmp_path / "x", [], Step(3, spans)) is None
 
 
 def test_steps_found_by_other_means_have_none(tmp_path: Path) -> None:
-    assert outside_ns(_run(tmp_path / "x", []), GROUP, Step(3, STEP.spans, evidence="messages"), WORK) is None
+    assert _outside_ns(tmp_path / "x", [], Step(3, STEP.spans, evidence="messages")) is None
 
 
 def test_the_recorded_steps_have_little_more_than_a_millisecond() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import astuple
 
-from tracetool.stragglers.measured import RankCollective, parts_between
+from tracetool.stragglers.around import RankCollective, parts_between
 
 
 def collective(start: int, end: int, transfer: int, pair: int | None = 1) -> RankCollective:

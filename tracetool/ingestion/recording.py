@@ -6,6 +6,7 @@ deleted: it is made anew from the tables.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from statistics import median
 from typing import TYPE_CHECKING, Annotated, NamedTuple
 
@@ -16,7 +17,6 @@ from tracetool.model.pipeline import P2P_MODES, ActionCost, Pipeline, RankProfil
 from tracetool.model.schedule import OBSERVED, schedule_from_orders
 from tracetool.model.timeline import measure
 from tracetool.reconstruction import record_steps
-from tracetool.reconstruction.closeup.contention import beside_ns
 from tracetool.store import whole_file
 from tracetool.tables.fields import WithFigures, as_struct, doc, fields_of, per_rank
 from tracetool.tables.metrics import OF_RANK, OF_STEP
@@ -131,7 +131,7 @@ def make_recording(
 
 def _step(recorded: RecordedStep, order: int) -> StepRecord:
     metrics, pipeline = measure(recorded.observed), recorded.pipeline
-    insides = _insides(recorded)
+    insides, moving = _insides(recorded), _moving_times(recorded)
     actions: dict[str, ActionRecord] = {}
     messages: dict[str, MessageRecord] = {}
     for stage in pipeline.stages:
@@ -144,7 +144,7 @@ def _step(recorded: RecordedStep, order: int) -> StepRecord:
                 beside_ns=inside.beside_ns,
                 kernels=inside.kernels,
             )
-        sent = _moving_times(recorded, stage.stage)
+        sent = moving[stage.stage]
         ways = (
             (ActionKind.FORWARD, stage.forward_transfer_ns, stage.forward_payload_bytes),
             (ActionKind.BACKWARD, stage.backward_transfer_ns, stage.backward_payload_bytes),
@@ -179,22 +179,23 @@ class _Inside(NamedTuple):
 def _insides(recorded: RecordedStep) -> dict[tuple[int, ActionKind], _Inside]:
     by_action: dict[tuple[int, ActionKind], list[tuple[int, int, int]]] = {}
     for rank, work in recorded.work.ranks.items():
-        for segment in work.segments:
-            beside = sum(beside_ns(segment, recorded.residents[rank]))
+        for segment, beside_ns in zip(work.segments, recorded.beside_ns[rank], strict=True):
             kernels = sum(kernel.is_compute for kernel in segment.kernels)
-            by_action.setdefault((segment.stage, segment.kind), []).append((segment.microbatch, beside, kernels))
+            by_action.setdefault((segment.stage, segment.kind), []).append(
+                (segment.microbatch, sum(beside_ns), kernels)
+            )
     return {
         key: _Inside([beside for _, beside, _ in sorted(rows)], round(median(kernels for *_, kernels in rows)))
         for key, rows in by_action.items()
     }
 
 
-def _moving_times(recorded: RecordedStep, stage: int) -> dict[ActionKind, list[int]]:
-    """Per direction in which a stage sends, the time of each message."""
-    times: dict[ActionKind, list[int]] = {}
+def _moving_times(recorded: RecordedStep) -> dict[int, dict[ActionKind, list[int]]]:
+    """Per stage and direction in which it sends, the time of each message."""
+    times: dict[int, dict[ActionKind, list[int]]] = defaultdict(dict)
     for transfer in sorted(recorded.transfers, key=lambda t: t.microbatch):
-        if transfer.src_stage == stage:
-            times.setdefault(transfer.kind, []).append(transfer.end_ns - transfer.start_ns)
+        of_stage = times[transfer.src_stage]
+        of_stage.setdefault(transfer.kind, []).append(transfer.end_ns - transfer.start_ns)
     return times
 
 

@@ -22,11 +22,12 @@ from tracetool.reconstruction.capture.groups import PipelineGroup, chosen_pipeli
 from tracetool.reconstruction.capture.survey import Survey, kernels_of, survey_run
 from tracetool.reconstruction.closeup import Row, closeup_of, loose_rows
 from tracetool.reconstruction.closeup.contention import cost_rows
-from tracetool.reconstruction.closeup.launches import find_launches, has_late_launches, read_waits, turns_of
+from tracetool.reconstruction.closeup.launches import find_launches, has_late_launches
 from tracetool.reconstruction.memory.log import record_standing_buffers
 from tracetool.reconstruction.reasons import captured, with_cause
-from tracetool.reconstruction.recorded_step import RecordedStep, StepEvidence, record_other_steps, record_step
+from tracetool.reconstruction.recorded_step import RecordedStep, record_other_steps, record_step, with_beside
 from tracetool.reconstruction.steps import Step, choose_step, steps_of
+from tracetool.reconstruction.steps.reading import StepReading, step_evidence
 from tracetool.units import format_count, format_ranges, format_ranks
 
 KEPT = "reconstruction"
@@ -45,7 +46,6 @@ if TYPE_CHECKING:
     from tracetool.reconstruction.actions.segments import StepWork
     from tracetool.reconstruction.capture.coordinates import Coordinates
     from tracetool.reconstruction.closeup.contention import CostRow
-    from tracetool.reconstruction.closeup.launches import Turn
     from tracetool.store.run import Run
 
 
@@ -153,22 +153,24 @@ def reconstruct(
     run = run.of_ranks([*group.ranks, *taken.copied_ranks.values()])
     steps = steps_of(run, group.ranks, account, survey.clocks)
     chosen = _because(run, group.ranks, lambda: choose_step(steps, group.ranks, step, account))
-    evidence = StepEvidence(use_labels=use_labels, has_device=bool(kernels))
+    evidence = step_evidence(run, use_labels=use_labels, has_device=bool(kernels))
+    reading = StepReading(run, [chosen], group.ranks, evidence)
     try:
-        recorded = record_step(run, group, chosen, survey, evidence, account)
+        recorded = record_step(reading, group, chosen, survey, account)
     except ReconstructError as error:
         raise with_cause(error, run, chosen.spans, group.ranks) from error
     work, transfers = recorded.work, recorded.transfers
     others: list[RecordedStep] = []
-    turns = _turns(run, recorded)
+    turns = recorded.turns()
     is_late = has_late_launches(turns)
     beside = account if is_late else Account()
     if every_step or is_late:
         others = record_other_steps(run, group, steps, chosen, survey, evidence, beside, _MOST_OTHER_STEPS)
-    launches = find_launches([turns, *(_turns(run, other) for other in others)], account)
+    recorded, *others = with_beside(run, group, [recorded, *others])
+    launches = find_launches([turns, *(other.turns() for other in others)], account)
     logs = {rank: facts.log for rank, facts in recorded.memory.items() if facts.log is not None}
     closeup = closeup_of(
-        run, group, chosen, work.ranks, recorded.residents, logs, recorded.window_ns, launches, account
+        reading, group, chosen, work.ranks, recorded.beside_ns, logs, recorded.window_ns, launches, account
     )
     pipe = replace(
         recorded.pipeline,
@@ -194,7 +196,7 @@ def reconstruct(
         findings=tuple(account.findings),
         tables={
             "costs": [
-                row for one in (recorded, *others) for row in cost_rows(one.step.number, one.work.ranks, one.residents)
+                row for one in (recorded, *others) for row in cost_rows(one.step.number, one.work.ranks, one.beside_ns)
             ],
             "kernel_actions": [*closeup.kernel_rows(), *loose_rows(work.ranks)],
             "layers": closeup.layer_rows(),
@@ -232,12 +234,12 @@ def record_steps(run: Run, *, pipeline: int = 0, most: int = 32) -> list[Recorde
     run = run.of_ranks(group.ranks)
     steps = steps_of(run, group.ranks, account, survey.clocks)
     chosen = choose_step(steps, group.ranks, None, account)
-    evidence = StepEvidence(use_labels=True, has_device=bool(kernels))
+    evidence = step_evidence(run, use_labels=True, has_device=bool(kernels))
     recorded_steps = [
-        record_step(run, group, chosen, survey, evidence, account),
+        record_step(StepReading(run, [chosen], group.ranks, evidence), group, chosen, survey, account),
         *record_other_steps(run, group, steps, chosen, survey, evidence, account, most - 1),
     ]
-    return sorted(recorded_steps, key=lambda each: each.step.start_ns)
+    return sorted(with_beside(run, group, recorded_steps), key=lambda each: each.step.start_ns)
 
 
 def _because(run: Run, ranks: Sequence[int], find: Callable[[], T]) -> T:
@@ -253,14 +255,6 @@ def _pipelines(survey: Survey, *, use_labels: bool = True) -> Sequence[PipelineG
     return survey.pipelines or find_pipelines(
         survey.run, p2p=survey.p2p, groups=survey.groups, use_labels=use_labels, rings=survey.rings
     )
-
-
-def _turns(run: Run, recorded: RecordedStep) -> dict[int, list[Turn]]:
-    """The actions of each rank in the order of their launches, with what came ahead of them."""
-    return {
-        rank: turns_of(work.segments, recorded.messages.posts[rank], read_waits(run, rank, recorded.step.spans[rank]))
-        for rank, work in recorded.work.ranks.items()
-    }
 
 
 def _copied(

@@ -5,8 +5,8 @@ The Timeline of the step that was recorded.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, NamedTuple
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
 
 from tracetool.errors import ReconstructError
 from tracetool.model.action import Action, ActionKind
@@ -33,13 +33,15 @@ from tracetool.reconstruction.actions.transfers import (
 )
 from tracetool.reconstruction.capture import Account
 from tracetool.reconstruction.closeup import read_residents
-from tracetool.reconstruction.closeup.contention import read_devices
+from tracetool.reconstruction.closeup.contention import kernels_beside_ns
+from tracetool.reconstruction.closeup.launches import read_waits, turns_of
 from tracetool.reconstruction.closeup.slowdown import rank_load
 from tracetool.reconstruction.memory import MemoryFacts, memory_facts
 from tracetool.reconstruction.memory.log import standing_buffer_bytes
+from tracetool.reconstruction.steps.reading import StepReading
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from tracetool.model.timeline import Transfer
     from tracetool.reconstruction.actions import RankWork, Tail
@@ -48,10 +50,14 @@ if TYPE_CHECKING:
     from tracetool.reconstruction.capture.clocks import Clocks
     from tracetool.reconstruction.capture.groups import PipelineGroup
     from tracetool.reconstruction.capture.survey import Survey
-    from tracetool.reconstruction.closeup.contention import Resident
+    from tracetool.reconstruction.closeup.launches import Turn, Waits
     from tracetool.reconstruction.memory import MemoryFacts
     from tracetool.reconstruction.steps import Step
+    from tracetool.reconstruction.steps.reading import StepEvidence
     from tracetool.store.run import Run
+
+_MOST_KERNELS = 200_000
+"""So many kernels are read at once, of several steps."""
 
 
 def observed_timeline(
@@ -124,13 +130,6 @@ def _shift(clocks: Clocks, work: RankWork, rank: int) -> int:
     return clocks.aligned_ns(rank, start) - start
 
 
-class StepEvidence(NamedTuple):
-    """Whether labels may be used, and whether the traces hold a device."""
-
-    use_labels: bool
-    has_device: bool
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecordedStep:
     """What one step holds, without a look at single kernels.
@@ -145,7 +144,9 @@ class RecordedStep:
         pipeline: Measured costs and the observed order.
         observed: Its Timeline.
         window_ns: Its pipeline window.
-        residents: Per global rank, when communication kernels were on its device.
+        waits: Per global rank, when its host waited for its device.
+        beside_ns: Per global rank and action, of each kernel how long a communication kernel was beside it; empty
+            where nobody asked.
     """
 
     step: Step
@@ -157,33 +158,48 @@ class RecordedStep:
     pipeline: Pipeline
     observed: Timeline
     window_ns: int
-    residents: Mapping[int, Resident]
+    waits: Mapping[int, Waits]
+    beside_ns: Mapping[int, Sequence[list[int]]] = field(default_factory=dict)
+
+    def turns(self) -> dict[int, list[Turn]]:
+        """The actions of each rank in the order of their launches, with what came ahead of them."""
+        return {
+            rank: turns_of(work.segments, self.messages.posts[rank], self.waits[rank])
+            for rank, work in self.work.ranks.items()
+        }
 
 
 def record_step(
-    run: Run, group: PipelineGroup, step: Step, survey: Survey, evidence: StepEvidence, account: Account
+    reading: StepReading, group: PipelineGroup, step: Step, survey: Survey, heard: Account | None
 ) -> RecordedStep:
-    """Look at a step.
+    """Look at a step, one of those that are read.
+
+    Args:
+        reading: What the Run holds of it, and maybe of others.
+        group: The pipeline.
+        step: The step.
+        survey: What is known of the whole capture.
+        heard: Takes up what is to say of the step; None if nobody asks.
 
     Raises:
         ReconstructError: If it does not hold whole forwards and backwards, or its messages do not pair up.
     """
+    account = heard or Account()
     messages = messages_of_step(survey, group, step)
-    work = find_work(
-        run, group, step, messages, use_labels=evidence.use_labels, has_device=evidence.has_device, account=account
-    )
+    work = find_work(reading, group, step, messages, account)
     messages = work.messages
-    p2p_ops = stage_ops(run, step, messages, work.placed)
+    p2p_ops = stage_ops(reading, step, messages, work.placed)
     if work.placed is None:
         messages, p2p_ops = join_labelled(messages, p2p_ops)
     _record_tensors(messages, account)
     check_times(step, p2p_ops, work.ranks, account)
-    note_cautions(run, step, work.ranks, account)
-    note_profiler(run, step, work.ranks, account)
+    if heard is not None:
+        note_cautions(reading, step, work.ranks, heard)
+        note_profiler(reading, step, work.ranks, heard)
     transfers = find_transfers(group, messages, p2p_ops, survey, account)
-    memory = memory_facts(run, group, step, work.ranks, account)
-    collectives = step_collectives(run, step, survey.collectives)
-    tails = tails_without_waits(run, group, work.ranks, collectives, account)
+    memory = memory_facts(reading, group, step, work.ranks, account)
+    collectives = step_collectives(reading, group, step, survey)
+    tails = tails_without_waits(reading, group, work.ranks, collectives, account)
     uses = {rank: uses_of(w, collectives.get(rank, ())) for rank, w in work.ranks.items()}
     aligned = survey.clocks.aligned_ns
     spans = [(aligned(r, s.start_ns), aligned(r, s.end_ns)) for r, w in work.ranks.items() for s in w.segments]
@@ -196,7 +212,7 @@ def record_step(
         transfers=tuple(transfers),
         memory=memory,
         pipeline=replace(
-            _pipeline(run, group, step, work.ranks, memory, tails, uses, transfers, messages),
+            _pipeline(reading, group, step, work.ranks, memory, tails, uses, transfers, messages),
             buffered=buffers_sends(messages.messages, survey.clocks, Account()),
         ),
         observed=observed_timeline(
@@ -205,12 +221,12 @@ def record_step(
             transfers,
             memory,
             survey.clocks,
-            profiler_spans(run, step, group.ranks),
+            profiler_spans(reading, step, group.ranks),
             collectives,
             origin,
         ),
         window_ns=max(end for _, end in spans) - origin,
-        residents=read_residents(run, group, work.ranks),
+        waits={rank: read_waits(reading, rank, step.spans[rank]) for rank in group.ranks},
     )
 
 
@@ -259,20 +275,47 @@ def record_other_steps(
             f"costs are of {most + 1} of {len(others) + 1} complete steps, those about the chosen one",
         )
     recorded = []
-    for step in others[:most]:
-        try:
-            recorded.append(record_step(run, group, step, survey, evidence, Account()))
-        except ReconstructError as error:
-            account.note(
-                NoticeCode.COSTS_OF_SOME_STEPS,
-                f"step {step.number} is left out of the costs: {error.message}",
-                subject=SubjectKind.STEP(step.number),
-            )
+    for step, made in record_each(run, group, others[:most], survey, evidence):
+        if isinstance(made, RecordedStep):
+            recorded.append(made)
+            continue
+        account.note(
+            NoticeCode.COSTS_OF_SOME_STEPS,
+            f"step {step.number} is left out of the costs: {made.message}",
+            subject=SubjectKind.STEP(step.number),
+        )
     return recorded
 
 
+def record_each(
+    run: Run, group: PipelineGroup, steps: Sequence[Step], survey: Survey, evidence: StepEvidence
+) -> Iterator[tuple[Step, RecordedStep | ReconstructError]]:
+    """Look at steps, with what is read of several at once; where one cannot be reconstructed, why."""
+    kernels = sum(survey.kernels.get(rank, 0) for rank in group.ranks)
+    at_once = max(1, _MOST_KERNELS * len(steps) // max(1, kernels))
+    for first in range(0, len(steps), at_once):
+        reading = StepReading(run, steps[first : first + at_once], group.ranks, evidence)
+        for step in steps[first : first + at_once]:
+            try:
+                yield step, record_step(reading, group, step, survey, None)
+            except ReconstructError as error:
+                yield step, error
+
+
+def with_beside(run: Run, group: PipelineGroup, recorded: Sequence[RecordedStep]) -> list[RecordedStep]:
+    """Steps with what communication kernels were beside the kernels of their actions."""
+    residents = read_residents(run, group, [each.work.ranks for each in recorded])
+    return [
+        replace(
+            each,
+            beside_ns={rank: kernels_beside_ns(w.segments, residents[rank]) for rank, w in each.work.ranks.items()},
+        )
+        for each in recorded
+    ]
+
+
 def _pipeline(
-    run: Run,
+    reading: StepReading,
     group: PipelineGroup,
     step: Step,
     work: Mapping[int, RankWork],
@@ -284,7 +327,7 @@ def _pipeline(
 ) -> Pipeline:
     orders = [[Action(s.stage, s.kind, s.microbatch) for s in work[rank].segments] for rank in group.ranks]
     observed = schedule_from_orders(orders, name=OBSERVED)
-    devices = read_devices(run, group.ranks)
+    devices = reading.devices
     stages = []
     for stage in range(observed.shape.stages):
         rank = group.ranks[observed.shape.rank_of(stage)]
@@ -323,7 +366,7 @@ def _pipeline(
     )  # fmt: skip
     return Pipeline(
         tuple(stages), ranks, observed, p2p, step.number,
-        outside_ns=outside_ns(run, group, step, work),
+        outside_ns=outside_ns(reading, group, step, work),
         marked_ns=max(end - start for start, end in map(step.spans.__getitem__, group.ranks))
         if step.evidence == "label" else None,
     )  # fmt: skip

@@ -318,7 +318,7 @@ class Run(Lens):
 
         Where they are large, files are read for each question as before.
         """
-        if sum(self._sizes.values()) > _MOST_HELD_BYTES:
+        if self._is_held or self.size_bytes > _MOST_HELD_BYTES:
             return self
         run = self._again()
         run._is_held = True

@@ -246,6 +246,7 @@ class _Replays:
         self._averages = averages
         self._of_stages = of_stages
         self._candidates = candidates
+        self._number = {(candidate.axis, candidate.value): n for n, candidate in enumerate(candidates)}
         self._orders = CompiledOrders()
         self._alone = StepReplay()
 
@@ -258,8 +259,12 @@ class _Replays:
         import numpy as np
 
         def columns(places: Sequence[Where]) -> Bools:
-            belongs = np.array([[c.has(where) for c in self._candidates] for where in places], bool)
-            belongs = belongs.reshape(len(places), len(self._candidates))
+            belongs = np.zeros((len(places), len(self._candidates)), bool)
+            for row, where in enumerate(places):
+                for axis in _AXES:
+                    number = self._number.get((axis, getattr(where, axis)))
+                    if number is not None:
+                        belongs[row, number] = True
             none, every = np.zeros((len(places), 1), bool), np.ones((len(places), 1), bool)
             return np.hstack([none, every, belongs, ~belongs])
 

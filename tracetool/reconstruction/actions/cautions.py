@@ -11,6 +11,7 @@ from tracetool.errors import Option, UnmatchedTransfer
 from tracetool.model.action import ActionKind
 from tracetool.model.notice import NoticeCode
 from tracetool.reconstruction.capture.waits import Union, total_ns
+from tracetool.reconstruction.steps.reading import SPANS
 from tracetool.units import format_count, format_duration, format_ranks
 
 if TYPE_CHECKING:
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
     from tracetool.reconstruction.actions.transfers import StageOp
     from tracetool.reconstruction.capture import Account
     from tracetool.reconstruction.steps import Step
-    from tracetool.store.run import Run
+    from tracetool.reconstruction.steps.reading import StepReading
 
 _WORTH_TELLING = 0.01
 """Share of the time of a rank's actions."""
@@ -28,25 +29,28 @@ _WORTH_TELLING = 0.01
 _COPIES = ("Memcpy", "Memset")
 """How names of copies and fills begin."""
 
-_LOST_SQL = """
-SELECT count(*) FROM events AS l
-WHERE l.rank = $rank AND l.category = 'launch' AND l.start_ns >= $first AND l.start_ns < $last
-  AND l.correlation IS NOT NULL AND regexp_matches(l.name, '^(cuda|cu|hip)LaunchKernel')
+_LOST_SQL = f"""
+WITH {SPANS}
+SELECT s.number, count(*)
+FROM events AS l JOIN spans AS s ON s.rank = l.rank AND l.start_ns >= s.first AND l.start_ns < s.last
+WHERE l.category = 'launch' AND l.correlation IS NOT NULL AND regexp_matches(l.name, '^(cuda|cu|hip)LaunchKernel')
   AND NOT EXISTS (
     SELECT 1 FROM events AS k
     WHERE k.rank = l.rank AND k.correlation = l.correlation AND k.category = 'kernel'
   )
+GROUP BY s.number
+ORDER BY s.number
 """
 
 
-def note_cautions(run: Run, step: Step, work: Mapping[int, RankWork], account: Account) -> None:
+def note_cautions(reading: StepReading, step: Step, work: Mapping[int, RankWork], account: Account) -> None:
     """Say how much of the actions' time is bare collectives, what they run on other streams, and what is missing.
 
     Such time (gathered parameters, tensor-parallel sums) is counted as compute, waiting for slower ranks
     included: what waits for it is part of the action.
 
     Args:
-        run: The ingested traces.
+        reading: What the Run holds of the step.
         step: The step.
         work: What each rank of the pipeline computed in it.
         account: Takes up the notes.
@@ -70,9 +74,7 @@ def note_cautions(run: Run, step: Step, work: Mapping[int, RankWork], account: A
             f"no compute: {listed}",
         )
     for rank in sorted(work):
-        first, last = step.spans[rank]
-        ((lost,),) = run.rows(_LOST_SQL, {"rank": rank, "first": first, "last": last})
-        if lost:
+        for (lost,) in reading.rows(_LOST_SQL, rank, step.spans[rank]):
             account.note(
                 NoticeCode.KERNELS_LOST,
                 f"{format_ranks([rank])}: {format_count(lost, 'kernel')} launched in the step are not in the trace: "

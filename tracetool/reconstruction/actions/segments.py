@@ -27,13 +27,12 @@ from tracetool.reconstruction.actions.hops import join_batches, join_gaps
 from tracetool.reconstruction.actions.kernels import (
     autograd_kernels,
     device_kernels,
+    graph_cuts,
     host_kernels,
-    label_of,
     launch_threads,
     nodes_that_ran,
-    pieces_by_label,
-    pieces_of_actions,
 )
+from tracetool.reconstruction.actions.labels import label_of, pieces_by_label, pieces_of_actions
 from tracetool.reconstruction.actions.pieces import find_pieces
 from tracetool.reconstruction.actions.placement import PlacedPieces, RankTrail, place
 from tracetool.reconstruction.actions.tails import observed_tail
@@ -49,7 +48,7 @@ if TYPE_CHECKING:
     from tracetool.reconstruction.capture.groups import PipelineGroup
     from tracetool.reconstruction.capture.messages import P2POp
     from tracetool.reconstruction.steps import Step
-    from tracetool.store.run import Run
+    from tracetool.reconstruction.steps.reading import StepReading
 
 
 _CHUNKS = (1, 2, 3, 4, 6, 8)
@@ -82,38 +81,29 @@ class _RankPieces(NamedTuple):
 
 
 def find_work(
-    run: Run,
-    group: PipelineGroup,
-    step: Step,
-    messages: StepMessages,
-    *,
-    use_labels: bool,
-    has_device: bool,
-    account: Account,
+    reading: StepReading, group: PipelineGroup, step: Step, messages: StepMessages, account: Account
 ) -> StepWork:
     """Segments of every rank of the pipeline in one step, by the best evidence there is.
 
     Args:
-        run: The ingested traces.
+        reading: What the Run holds of the step.
         group: The pipeline.
         step: The step.
         messages: Sends and receives of the step.
-        use_labels: Off hides the framework's own labels.
-        has_device: Off takes the host's ops as the compute.
         account: Takes up what belongs to no action, and how sure the rest is.
 
     Raises:
         ReconstructError: If forwards and backwards of a rank cannot be told apart or do not pair up, or
             messages fit no order of stages and microbatches.
     """
-    if lists_actions(run):
-        return _listed(run, group, step, messages, account)
-    kernels = {
-        rank: (autograd_kernels if has_device else host_kernels)(run, rank, step.spans[rank]) for rank in group.ranks
-    }
-    labelled = use_labels and all(any(k.label for k in kernels[rank]) for rank in group.ranks)
+    evidence = reading.evidence
+    if evidence.lists_actions:
+        return _listed(reading, group, step, messages, account)
+    read = autograd_kernels if evidence.has_device else host_kernels
+    kernels = {rank: read(reading, rank, step.spans[rank]) for rank in group.ranks}
+    labelled = evidence.use_labels and all(any(k.label for k in kernels[rank]) for rank in group.ranks)
     try:
-        by_rank, placed, messages = _placed(run, group, step, kernels, messages)
+        by_rank, placed, messages = _placed(reading, group, step, kernels, messages)
     except ReconstructError:
         if not labelled:
             raise
@@ -128,15 +118,12 @@ def find_work(
     return StepWork(_ranks(by_rank, group, step, messages, account, labelled=labelled), placed, confidence, messages)
 
 
-def lists_actions(run: Run) -> bool:
-    """Whether the trace lists operations by action (NDTimeline, straggler analysis) instead of kernels."""
-    return bool(run.rows("SELECT 1 FROM events WHERE category = 'kernel' AND label IS NOT NULL LIMIT 1"))
-
-
-def _listed(run: Run, group: PipelineGroup, step: Step, messages: StepMessages, account: Account) -> StepWork:
+def _listed(
+    reading: StepReading, group: PipelineGroup, step: Step, messages: StepMessages, account: Account
+) -> StepWork:
     by_rank = {}
     for rank in group.ranks:
-        operations = device_kernels(run, rank, step.spans[rank])
+        operations = device_kernels(reading, rank, step.spans[rank])
         pieces, loose = pieces_of_actions([k for k in operations if not (k.is_p2p or k.is_collective)])
         by_rank[rank] = _RankPieces(pieces, loose, operations, "label")
     return StepWork(_ranks(by_rank, group, step, messages, account, labelled=True), None, 1.0, messages)
@@ -175,7 +162,7 @@ def _ranks(
 
 
 def _placed(
-    run: Run, group: PipelineGroup, step: Step, kernels: Mapping[int, list[Kernel]], recorded: StepMessages
+    reading: StepReading, group: PipelineGroup, step: Step, kernels: Mapping[int, list[Kernel]], recorded: StepMessages
 ) -> tuple[dict[int, _RankPieces], PlacedPieces, StepMessages]:
     """Pieces of every rank with stages and microbatches that the messages confirm, and the messages by hops."""
     faults: tuple[str, ...] = ()
@@ -190,12 +177,14 @@ def _placed(
         several = _CHUNKS if has_gradients and all(map(_lacks_ops, kernels.values())) else _CHUNKS[:1]
         both = (False, True)
         for chunks, joined, with_cuts, by_direction in itertools.product(several, both, both, both):
-            cuts = _graph_cuts(run, group, step) if with_cuts else {}
+            cuts = {r: graph_cuts(reading, r, step.spans[r]) for r in group.ranks} if with_cuts else {}
             if has_gradients:
                 rounds = chunks, len(group.ranks)
                 try:
                     by_rank = {
-                        r: _pieces(run, r, step, kernels[r], messages.posts[r], cuts.get(r, ()), rounds, joined=joined)
+                        r: _pieces(
+                            reading, r, step, kernels[r], messages.posts[r], cuts.get(r, ()), rounds, joined=joined
+                        )
                         for r in group.ranks
                     }
                 except ReconstructError as error:
@@ -204,7 +193,7 @@ def _placed(
                     problem = error if not problem.message else problem
                     continue
             else:
-                by_rank = {r: _forwards(run, group, r, step, kernels[r], messages.posts[r]) for r in group.ranks}
+                by_rank = {r: _forwards(reading, group, r, step, kernels[r], messages.posts[r]) for r in group.ranks}
             trails = [RankTrail(by_rank[r].pieces, messages.posts[r]) for r in group.ranks]
             try:
                 placed = place(group.ranks, trails, messages.messages, by_direction=by_direction)
@@ -265,22 +254,8 @@ def _accumulated(own: _RankPieces, posts: Sequence[P2POp]) -> _RankPieces:
     return own._replace(loose=join_accumulation(own.pieces, own.loose, sorted(op.posted_ns for op in posts)))
 
 
-def _graph_cuts(run: Run, group: PipelineGroup, step: Step) -> dict[int, list[int]]:
-    """Host times at which an activation was detached from its graph: where torch hands it to the next stage."""
-    cuts: dict[int, list[int]] = defaultdict(list)
-    for rank in group.ranks:
-        rows = run.rows(
-            "SELECT start_ns FROM events WHERE rank = ? AND category = 'op' AND name = 'aten::detach' "
-            "AND sequence_number IS NOT NULL AND start_ns >= ? AND start_ns < ? ORDER BY start_ns",
-            [rank, *step.spans[rank]],
-        )
-        if rows:
-            cuts[rank] = [time for (time,) in rows]
-    return cuts
-
-
 def _pieces(
-    run: Run,
+    reading: StepReading,
     rank: int,
     step: Step,
     kernels: list[Kernel],
@@ -295,22 +270,22 @@ def _pieces(
     if any(k.backward_of is not None for k in kernels) and (not _is_device(kernels) or any(k.is_p2p for k in kernels)):
         breaks = sorted([op.posted_ns for op in posts] + [k.launch_ns for k in kernels if k.is_barrier] + [*cuts])
         sends = sorted(op.posted_ns for op in posts if op.is_send) if joined else None
-        pieces, loose = find_pieces(work, nodes_that_ran(run, rank, step.spans[rank]), breaks, sends)
+        pieces, loose = find_pieces(work, nodes_that_ran(reading, rank, step.spans[rank]), breaks, sends)
         return _RankPieces(pieces, loose, kernels, "autograd")
-    threads = launch_threads(run, rank, step.spans[rank]) if _lacks_ops(kernels) else {}
+    threads = launch_threads(reading, rank, step.spans[rank]) if _lacks_ops(kernels) else {}
     if 2 * len(threads) > len(work):
         breaks = sorted(op.posted_ns for op in posts)
         pieces, loose = pieces_by_thread(work, threads, breaks, *rounds)
         return _RankPieces(pieces, loose, kernels, "kernels")
-    on_device = device_kernels(run, rank, step.spans[rank])
+    on_device = device_kernels(reading, rank, step.spans[rank])
     pieces, loose = pieces_by_kernel_type(on_device, rank)
     return _RankPieces(pieces, loose, on_device, "kernels")
 
 
 def _forwards(
-    run: Run, group: PipelineGroup, rank: int, step: Step, kernels: list[Kernel], posts: Sequence[P2POp]
+    reading: StepReading, group: PipelineGroup, rank: int, step: Step, kernels: list[Kernel], posts: Sequence[P2POp]
 ) -> _RankPieces:
-    mine = kernels or device_kernels(run, rank, step.spans[rank])
+    mine = kernels or device_kernels(reading, rank, step.spans[rank])
     work = [k for k in mine if not (k.is_p2p or k.is_barrier)]
     pieces, loose = forwards_between(work, posts, is_last=rank == group.ranks[-1])
     return _RankPieces(pieces, loose, mine, "messages")

@@ -9,6 +9,7 @@ from collections import Counter
 from typing import TYPE_CHECKING
 
 from tracetool.model.notice import NoticeCode
+from tracetool.reconstruction.steps.reading import SPANS
 from tracetool.units import format_duration, format_ranks
 
 if TYPE_CHECKING:
@@ -18,16 +19,18 @@ if TYPE_CHECKING:
     from tracetool.reconstruction.capture import Account
     from tracetool.reconstruction.capture.groups import PipelineGroup
     from tracetool.reconstruction.steps import Step
-    from tracetool.store.run import Run
+    from tracetool.reconstruction.steps.reading import StepReading
 
-_BEFORE_AND_AFTER_SQL = """
-SELECT max(end_ns) FILTER (end_ns <= $first), min(start_ns) FILTER (start_ns >= $last)
-FROM comms
-WHERE rank = $rank AND operation NOT IN ('send', 'recv', 'exchange') AND start_ns >= $start AND end_ns <= $end
+_COLLECTIVES_SQL = f"""
+WITH {SPANS}
+SELECT s.number, c.start_ns, c.end_ns
+FROM comms AS c JOIN spans AS s ON s.rank = c.rank AND c.start_ns >= s.first AND c.end_ns <= s.last
+WHERE c.operation NOT IN ('send', 'recv', 'exchange')
+ORDER BY s.number
 """
 
 
-def outside_ns(run: Run, group: PipelineGroup, step: Step, work: Mapping[int, RankWork]) -> int | None:
+def outside_ns(reading: StepReading, group: PipelineGroup, step: Step, work: Mapping[int, RankWork]) -> int | None:
     """Host time of a marked step around its device work, in ns.
 
     It runs from the start of the mark to the first kernel of the pipeline, on the rank where that is shortest, and
@@ -35,7 +38,7 @@ def outside_ns(run: Run, group: PipelineGroup, step: Step, work: Mapping[int, Ra
     it (barriers) and what lies beyond them belong to the measurement and are left out.
 
     Args:
-        run: The ingested traces.
+        reading: What the Run holds of the step.
         group: The pipeline.
         step: The step.
         work: What each global rank computed, and what followed that.
@@ -52,10 +55,9 @@ def outside_ns(run: Run, group: PipelineGroup, step: Step, work: Mapping[int, Ra
         last = max(s.end_ns for s in work[rank].segments) + sum(part.duration_ns for part in work[rank].tail)
         if not start <= first <= last <= end:
             return None  # marks of host time that ends before the device does
-        parameters = {"rank": rank, "first": first, "last": last, "start": start, "end": end}
-        ((before, after),) = run.rows(_BEFORE_AND_AFTER_SQL, parameters)
-        ahead.append(first - (start if before is None else before))
-        behind.append((end if after is None else after) - last)
+        collectives = reading.rows(_COLLECTIVES_SQL, rank, (start, end))
+        ahead.append(first - max((over for _, over in collectives if over <= first), default=start))
+        behind.append(min((begun for begun, _ in collectives if begun >= last), default=end) - last)
     return min(ahead) + min(behind)
 
 
@@ -64,22 +66,26 @@ Spans = tuple[tuple[int, int], ...]
 _WORTH_TELLING = 0.01
 """Share of the step."""
 
-_PROFILER_SQL = """
-SELECT name, start_ns, start_ns + duration_ns FROM events
-WHERE rank = ? AND category = 'overhead' AND duration_ns > 0 AND start_ns < ? AND start_ns + duration_ns > ?
-ORDER BY start_ns
+_PROFILER_SQL = f"""
+WITH {SPANS}
+SELECT s.number, e.name, e.start_ns, e.start_ns + e.duration_ns
+FROM events AS e JOIN spans AS s ON s.rank = e.rank AND e.start_ns < s.last AND e.start_ns + e.duration_ns > s.first
+WHERE e.category = 'overhead' AND e.duration_ns > 0
+ORDER BY s.number, e.start_ns
 """
 
 
-def profiler_spans(run: Run, step: Step, ranks: Sequence[int]) -> dict[int, Spans]:
+def profiler_spans(reading: StepReading, step: Step, ranks: Sequence[int]) -> dict[int, Spans]:
     """Per rank, when the profiler was at work in a step: on the rank's own clock, ascending, without overlaps."""
-    return {rank: _united([(a, b) for _, a, b in _read(run, step, rank)]) for rank in ranks}
+    return {
+        rank: _united([(a, b) for _, a, b in reading.rows(_PROFILER_SQL, rank, step.spans[rank])]) for rank in ranks
+    }
 
 
-def note_profiler(run: Run, step: Step, work: Mapping[int, RankWork], account: Account) -> None:
+def note_profiler(reading: StepReading, step: Step, work: Mapping[int, RankWork], account: Account) -> None:
     """Say for how long the profiler itself was at work, and how much of that is inside actions."""
     for rank, of_rank in sorted(work.items()):
-        rows = _read(run, step, rank)
+        rows = reading.rows(_PROFILER_SQL, rank, step.spans[rank])
         spans = _united([(a, b) for _, a, b in rows])
         whole = sum(b - a for a, b in spans)
         if whole <= _WORTH_TELLING * step.duration_ns:
@@ -94,11 +100,6 @@ def note_profiler(run: Run, step: Step, work: Mapping[int, RankWork], account: A
             f"{format_ranks([rank])}: the profiler itself was at work for {format_duration(whole)} of the step "
             f"({names}){counted}: without a profiler that is not there",
         )
-
-
-def _read(run: Run, step: Step, rank: int) -> list[tuple[str, int, int]]:
-    first, last = step.spans[rank]
-    return [(name, start, end) for name, start, end in run.rows(_PROFILER_SQL, [rank, last, first])]
 
 
 def _united(spans: Sequence[tuple[int, int]]) -> Spans:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from tracetool.model.action import ActionKind, CollectiveUse
 from tracetool.model.notice import NoticeCode
 from tracetool.model.pipeline import TailPart
+from tracetool.reconstruction.steps.reading import SPANS
 from tracetool.units import format_duration
 
 if TYPE_CHECKING:
@@ -21,18 +22,17 @@ if TYPE_CHECKING:
 
     from tracetool.reconstruction.actions import Kernel, RankWork, Segment, Tail
     from tracetool.reconstruction.capture import Account
-    from tracetool.reconstruction.capture.collectives import Collective
     from tracetool.reconstruction.capture.groups import PipelineGroup
+    from tracetool.reconstruction.capture.survey import Survey
     from tracetool.reconstruction.steps import Step
-    from tracetool.store.run import Run
+    from tracetool.reconstruction.steps.reading import StepReading
 
-_OF_STEP_SQL = """
-SELECT c.rank, c.position, c.start_ns, c.end_ns, c.operation, c.payload_bytes, c.group_ranks
-FROM comms AS c
-JOIN (SELECT unnest($ranks) AS rank, unnest($firsts) AS first, unnest($lasts) AS last) AS span
-  ON span.rank = c.rank AND c.posted_ns >= span.first AND c.posted_ns < span.last
+_OF_STEP_SQL = f"""
+WITH {SPANS}
+SELECT s.number, c.position, c.start_ns, c.end_ns, c.operation, c.payload_bytes, c.group_ranks
+FROM comms AS c JOIN spans AS s ON s.rank = c.rank AND c.posted_ns >= s.first AND c.posted_ns < s.last
 WHERE c.operation NOT IN ('send', 'recv', 'exchange', 'barrier') AND c.start_ns IS NOT NULL AND c.end_ns IS NOT NULL
-ORDER BY c.rank, c.start_ns
+ORDER BY s.number, c.start_ns
 """
 """What each rank posted within the step, on its own clock."""
 
@@ -81,34 +81,35 @@ class StepCollective(NamedTuple):
         return replace(use, lead_ns=max(0, end_ns - self.start_ns), after_ns=after)
 
 
-def step_collectives(run: Run, step: Step, matched: Sequence[Collective]) -> dict[int, list[StepCollective]]:
+def step_collectives(
+    reading: StepReading, group: PipelineGroup, step: Step, survey: Survey
+) -> dict[int, list[StepCollective]]:
     """The collectives of a step, barriers left out, per rank in order of their start.
 
     Args:
-        run: The ingested traces.
+        reading: What the Run holds of the step.
+        group: The pipeline.
         step: The step.
-        matched: The collectives of the whole capture on all of their ranks.
+        survey: What is known of the whole capture.
     """
-    ranks = list(step.spans)
-    firsts, lasts = ([step.spans[rank][end] for rank in ranks] for end in (0, 1))
-    rows = run.rows(_OF_STEP_SQL, {"ranks": ranks, "firsts": firsts, "lasts": lasts})
-    posted = {(rank, position) for rank, position, *_ in rows}
-    of_op: dict[tuple[int, int], tuple[Collective, int]] = {}
+    rows = [(rank, *row) for rank in group.ranks for row in reading.rows(_OF_STEP_SQL, rank, step.spans[rank])]
+    met = {survey.met_in[rank, position] for rank, position, *_ in rows if (rank, position) in survey.met_in}
+    matched = {number: survey.collectives[number] for number in sorted(met)}
     numbers: Counter[tuple[str, tuple[int, ...]]] = Counter()
-    for one in matched:
-        mine = posted.intersection((op.rank, op.position) for op in one.ops)
-        if mine:
-            key = one.group, one.group_ranks
-            numbers[key] += 1
-            of_op |= dict.fromkeys(mine, (one, numbers[key]))
+    number_in_group: dict[int, int] = {}
+    for number, one in matched.items():
+        key = one.group, one.group_ranks
+        numbers[key] += 1
+        number_in_group[number] = numbers[key]
     by_rank: dict[int, list[StepCollective]] = defaultdict(list)
     for rank, position, start, end, operation, payload, group_ranks in rows:
         alone = StepCollective(
             rank=rank, start_ns=start, end_ns=end, operation=operation, payload_bytes=payload,
             group_ranks=tuple(group_ranks), name=None, own_ns=end - start,
         )  # fmt: skip
-        whole, number = of_op.get((rank, position), (None, 0))
-        if whole is not None:
+        place = survey.met_in.get((rank, position))
+        if place is not None:
+            whole, number = matched[place], number_in_group[place]
             alone = alone._replace(
                 payload_bytes=whole.payload_bytes if payload is None else payload, group_ranks=whole.group_ranks,
                 name=meeting_of(whole.group, whole.group_ranks, number), own_ns=whole.own_ns, group=whole.group,
@@ -213,7 +214,7 @@ def observed_tail(kernels: Sequence[Kernel], segments: Sequence[Segment]) -> Tai
 
 
 def tails_without_waits(
-    run: Run,
+    reading: StepReading,
     group: PipelineGroup,
     work: Mapping[int, RankWork],
     collectives: Mapping[int, Sequence[StepCollective]],
@@ -225,7 +226,7 @@ def tails_without_waits(
     ranks of other pipelines (data-parallel groups) is kept apart.
     """
     others = _waits_for_others(work, collectives)
-    recorded = {rank for (rank,) in run.rows("SELECT rank FROM ranks")}
+    recorded = reading.recorded
     tails, alone = {}, set()
     for rank, rank_work in work.items():
         at = max(s.end_ns for s in rank_work.segments)

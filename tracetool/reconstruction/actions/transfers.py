@@ -11,8 +11,9 @@ from tracetool.errors import Option, UnmatchedTransfer
 from tracetool.model.action import ActionKind
 from tracetool.model.notice import NoticeCode
 from tracetool.model.timeline import Transfer
-from tracetool.reconstruction.actions.kernels import SQL_PATTERN, parse_label
+from tracetool.reconstruction.actions.labels import SQL_PATTERN, parse_label
 from tracetool.reconstruction.capture.waits import total_ns
+from tracetool.reconstruction.steps.reading import SPANS
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from tracetool.reconstruction.capture.messages import P2POp, PairedMessage
     from tracetool.reconstruction.capture.survey import Survey
     from tracetool.reconstruction.steps import Step
+    from tracetool.reconstruction.steps.reading import StepReading
     from tracetool.store.run import Run
 
 
@@ -64,16 +66,11 @@ def messages_of_step(survey: Survey, group: PipelineGroup, step: Step) -> StepMe
     Raises:
         UnmatchedTransfer: If a side is missing, was posted outside the step or has no kernel, or sizes differ.
     """
-    posts = {
-        rank: tuple(op for op in survey.p2p.get(rank, ()) if step.spans[rank][0] <= op.posted_ns < step.spans[rank][1])
-        for rank in group.ranks
-    }
+    posts = {rank: survey.posted_within(rank, step.spans[rank]) for rank in group.ranks}
     inside = {(op.rank, op.position) for ops in posts.values() for op in ops}
-    messages = tuple(
-        m
-        for m in survey.matched.messages
-        if (m.send.rank, m.send.position) in inside and (m.recv.rank, m.recv.position) in inside
-    )
+    sent = sorted(survey.sent[place] for place in inside if place in survey.sent)
+    of_step = (survey.matched.messages[number] for number in sent)
+    messages = tuple(m for m in of_step if (m.recv.rank, m.recv.position) in inside)
     met = {(op.rank, op.position) for m in messages for op in m}
     every = [op for ops in posts.values() for op in ops] if inside - met else []
     alone = Counter((op.rank, op.peer, op.is_send) for op in every)
@@ -164,7 +161,7 @@ def _check_op(
 
 
 def stage_ops(
-    run: Run, step: Step, messages: StepMessages, placed: PlacedPieces | None
+    reading: StepReading, step: Step, messages: StepMessages, placed: PlacedPieces | None
 ) -> dict[int, tuple[StageOp, ...]]:
     """What each send and receive of the step carries: as the messages themselves showed, else by its label.
 
@@ -180,7 +177,7 @@ def stage_ops(
             )
             for rank, ops in messages.posts.items()
         }
-    by_rank = {rank: _by_label(run, step, rank, ops) for rank, ops in messages.posts.items()}
+    by_rank = {rank: _by_label(reading, step, rank, ops) for rank, ops in messages.posts.items()}
     known = {(o.op.rank, o.op.position): o for ops in by_rank.values() for o in ops}
     for send, recv in messages.messages:
         one, two = known[send.rank, send.position], known[recv.rank, recv.position]
@@ -198,21 +195,27 @@ def stage_ops(
     return by_rank
 
 
-_LABELS_SQL = """
-WITH labels AS (
-    SELECT start_ns, start_ns + duration_ns AS end_ns, name
+_LABELS_SQL = f"""
+WITH {SPANS},
+labels AS (
+    SELECT rank, start_ns, start_ns + duration_ns AS end_ns, name
     FROM events
-    WHERE rank = $rank AND category = 'annotation' AND regexp_matches(name, $labels)
+    WHERE rank IN (SELECT rank FROM spans) AND category = 'annotation' AND regexp_matches(name, $labels)
+),
+posted AS (
+    SELECT s.number, c.rank, c.position, c.posted_ns
+    FROM comms AS c JOIN spans AS s ON s.rank = c.rank AND c.posted_ns >= s.first AND c.posted_ns < s.last
+    WHERE c.operation IN ('send', 'recv')
 )
-SELECT c.position, CASE WHEN c.posted_ns <= l.end_ns THEN l.name END
-FROM comms AS c
-ASOF JOIN labels AS l ON l.start_ns <= c.posted_ns
-WHERE c.rank = $rank AND c.operation IN ('send', 'recv')
+SELECT c.number, c.position, CASE WHEN c.posted_ns <= l.end_ns THEN l.name END
+FROM posted AS c
+ASOF JOIN labels AS l ON l.rank = c.rank AND l.start_ns <= c.posted_ns
+ORDER BY c.number
 """
 
 
-def _by_label(run: Run, step: Step, rank: int, ops: Sequence[P2POp]) -> tuple[StageOp, ...]:
-    names = dict(run.rows(_LABELS_SQL, {"rank": rank, "labels": SQL_PATTERN}))
+def _by_label(reading: StepReading, step: Step, rank: int, ops: Sequence[P2POp]) -> tuple[StageOp, ...]:
+    names = dict(reading.rows(_LABELS_SQL, rank, step.spans[rank], labels=SQL_PATTERN))
     labelled = []
     for op in ops:
         label = parse_label(f"PP:{op.label}" if op.label else names.get(op.position) or "")
@@ -225,7 +228,7 @@ def _by_label(run: Run, step: Step, rank: int, ops: Sequence[P2POp]) -> tuple[St
             raise UnmatchedTransfer(
                 f"rank {rank}, step {step.number}: nothing tells what its message {'to' if op.is_send else 'from'} "
                 f"rank {op.peer} carries.",
-                hint=_label_hint(run),
+                hint=_label_hint(reading.run),
             )
         labelled.append(StageOp(op, ActionKind(label.kind.value[-1]), label.stage, label.microbatch))
     return tuple(labelled)
@@ -249,7 +252,6 @@ def find_transfers(
     account: Account,
 ) -> list[Transfer]:
     """The step's messages with times on the reference rank's clock; how long one moved is what ``waits`` says."""
-    waits = {(w.rank, w.position): w.transfer_ns for w in survey.waits if w.pair is not None}
     known = {(o.op.rank, o.op.position): o for rank_ops in ops.values() for o in rank_ops}
     transfers = [
         _transfer(
@@ -257,7 +259,7 @@ def find_transfers(
             known[m.send.rank, m.send.position],
             known[m.recv.rank, m.recv.position],
             survey.clocks,
-            _moved_ns(m.recv, waits),
+            _moved_ns(m.recv, survey.moved_ns),
         )
         for m in matched.messages
     ]

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from functools import cached_property
+from itertools import pairwise
 from typing import TYPE_CHECKING, cast
 
 from tracetool.errors import MissingRank, NoPipeline
@@ -28,7 +31,7 @@ if TYPE_CHECKING:
     from tracetool.reconstruction.capture import Finding
     from tracetool.reconstruction.capture.collectives import Collective
     from tracetool.reconstruction.capture.messages import P2POp
-    from tracetool.reconstruction.capture.waits import Wait
+    from tracetool.reconstruction.capture.waits import Place, Wait
     from tracetool.store.run import Run
 
 
@@ -36,7 +39,7 @@ KEPT = "survey"
 """What a Run keeps its survey as, with what it noted."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Survey:
     """What holds for the whole capture.
 
@@ -65,6 +68,34 @@ class Survey:
     coordinates: tuple[Coordinates, ...] = ()
     collectives: tuple[Collective, ...] = ()
     rings: tuple[Ring, ...] = ()
+
+    @cached_property
+    def sent(self) -> dict[Place, int]:
+        """By the send of each message, which of the matched ones it is."""
+        return {(message.send.rank, message.send.position): n for n, message in enumerate(self.matched.messages)}
+
+    @cached_property
+    def met_in(self) -> dict[Place, int]:
+        """By operation, which of the collectives it is part of."""
+        return {(op.rank, op.position): n for n, one in enumerate(self.collectives) for op in one.ops}
+
+    @cached_property
+    def moved_ns(self) -> dict[Place, int]:
+        """How long each operation that met others moved bytes."""
+        return {(wait.rank, wait.position): wait.transfer_ns for wait in self.waits if wait.pair is not None}
+
+    @cached_property
+    def _posted_ns(self) -> dict[int, list[int]]:
+        """Per rank, when its sends and receives were posted, where that is their order."""
+        times = {rank: [op.posted_ns for op in ops] for rank, ops in self.p2p.items()}
+        return {rank: of_rank for rank, of_rank in times.items() if all(a <= b for a, b in pairwise(of_rank))}
+
+    def posted_within(self, rank: int, span: tuple[int, int]) -> tuple[P2POp, ...]:
+        """The sends and receives that a rank posted in a span of its time, in order of posting."""
+        ops, times = self.p2p.get(rank, ()), self._posted_ns.get(rank)
+        if times is None:
+            return tuple(op for op in ops if span[0] <= op.posted_ns < span[1])
+        return tuple(ops[bisect_left(times, span[0]) : bisect_left(times, span[1])])
 
 
 def survey_run(

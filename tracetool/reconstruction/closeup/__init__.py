@@ -12,9 +12,8 @@ from tracetool.model.action import ActionKind
 from tracetool.model.notice import NoticeCode, SubjectKind
 from tracetool.model.pipeline import ActionCost, Costs, LayerCosts
 from tracetool.reconstruction.actions.pieces import SCALING_OPS
-from tracetool.reconstruction.actions.segments import lists_actions
 from tracetool.reconstruction.closeup.action_view import ActionView, BlockMemory, memory_of_blocks, record_recompute
-from tracetool.reconstruction.closeup.contention import Resident, beside_ns, pieces, read_devices, read_resident
+from tracetool.reconstruction.closeup.contention import Resident, kernels_beside_ns, pieces, read_resident
 from tracetool.reconstruction.closeup.layers import AFTER, AHEAD, LayerPlace, StageLayers, find_layers
 from tracetool.reconstruction.closeup.split import Part, agreement, gradient_parts, read_feeders
 from tracetool.reconstruction.closeup.split_memory import HalfMemory, HalvesMemory, memory_of_halves
@@ -22,7 +21,7 @@ from tracetool.reconstruction.closeup.uncontended import take_slowdown_out
 from tracetool.units import format_duration
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from tracetool.model.pipeline import StageProfile
     from tracetool.reconstruction.actions import Kernel, RankWork
@@ -31,6 +30,7 @@ if TYPE_CHECKING:
     from tracetool.reconstruction.closeup.launches import Launches
     from tracetool.reconstruction.memory.log import Log
     from tracetool.reconstruction.steps import Step
+    from tracetool.reconstruction.steps.reading import StepReading
     from tracetool.store.run import Run
 
 
@@ -209,11 +209,11 @@ def _loose_kind(kernel: Kernel, end_ns: int) -> str:
 
 
 def closeup_of(
-    run: Run,
+    reading: StepReading,
     group: PipelineGroup,
     step: Step,
     work: Mapping[int, RankWork],
-    residents: Mapping[int, Resident],
+    beside: Mapping[int, Sequence[list[int]]],
     logs: Mapping[int, Log],
     window_ns: int,
     launches: Launches,
@@ -222,36 +222,42 @@ def closeup_of(
     """Look at the kernels of every action of a step.
 
     Args:
-        run: The ingested traces.
+        reading: What the Run holds of the step.
         group: The pipeline.
         step: The step.
         work: What each global rank computed.
-        residents: When communication kernels were on each rank's device.
+        beside: Per rank and action, of each kernel how long a communication kernel was beside it.
         logs: The allocator's log of each rank that has one.
         window_ns: From the start of the first action to the end of the last one.
         launches: What launching takes where hosts wait for their devices.
         account: Takes up how things were found.
     """
-    segments = [(rank, s) for rank in group.ranks for s in work[rank].segments if s.kernels]
+    run = reading.run
+    every = [(rank, s) for rank in group.ranks for s in work[rank].segments]
+    segments = [(rank, s) for rank, s in every if s.kernels]
     first, last = min(start for start, _ in step.spans.values()), max(end for _, end in step.spans.values())
     weights = read_feeders(run, group.ranks, first, last)
     layers = find_layers([s for _, s in segments])
-    messages = read_residents(run, group, work, messages=True)
+    messages = read_residents(run, group, [work], messages=True)
+    beside_messages = {rank: kernels_beside_ns(work[rank].segments, messages[rank]) for rank in group.ranks}
+    both = ([one for rank in group.ranks for one in of_ranks[rank]] for of_ranks in (beside, beside_messages))
     views = []
-    for rank, s in segments:
+    for (rank, s), beside_ns, beside_messages_ns in zip(every, *both, strict=True):
+        if not s.kernels:
+            continue
         times = [piece.gap_ns + piece.run_ns for piece in pieces(s.kernels)]
         stage_layers = layers[s.stage]
         places = stage_layers.places.get((s.kind, s.microbatch)) if stage_layers else None
         views.append(
             ActionView(
                 rank=rank, segment=s, times_ns=times, alone_ns=times, contended_ns=times,
-                beside_ns=beside_ns(s, residents[rank]), beside_messages_ns=beside_ns(s, messages[rank]),
+                beside_ns=beside_ns, beside_messages_ns=beside_messages_ns,
                 late_ns=launches.gaps_of(s), places=places,
             )
         )  # fmt: skip
-    if not lists_actions(run):  # there, what differs between runs of an action is no kernel's slowdown
+    if not reading.evidence.lists_actions:  # there, what differs between runs of an action is no kernel's slowdown
         held = any(len(resident.starts) for resident in messages.values())
-        take_slowdown_out(views, read_devices(run, group.ranks), window_ns, account, held=held)
+        take_slowdown_out(views, reading.devices, window_ns, account, held=held)
     split = _split_backwards(views, weights, account)
     _record_layers(layers, account)
     record_recompute(views, account)
@@ -260,10 +266,17 @@ def closeup_of(
 
 
 def read_residents(
-    run: Run, group: PipelineGroup, work: Mapping[int, RankWork], *, messages: bool = False
+    run: Run, group: PipelineGroup, works: Iterable[Mapping[int, RankWork]], *, messages: bool = False
 ) -> dict[int, Resident]:
-    """When communication kernels (of messages alone, if asked) were on the devices of a step's ranks."""
-    segments = [s for rank in group.ranks for s in work[rank].segments]
+    """When communication kernels (of messages alone, if asked) were on the devices of a pipeline's ranks.
+
+    Args:
+        run: The ingested traces.
+        group: The pipeline.
+        works: What each rank computed, in each of the steps that are asked about.
+        messages: Whether only those of messages count.
+    """
+    segments = [s for work in works for rank in group.ranks for s in work[rank].segments]
     first, last = min(s.start_ns for s in segments), max(s.end_ns for s in segments)
     return read_resident(run, group.ranks, first, last, messages=messages)
 

@@ -92,21 +92,6 @@ def read_resident(
     return {rank: resident(of_rank) for rank, of_rank in spans.items()}
 
 
-class Device(NamedTuple):
-    """A rank's device: model, streaming multiprocessors and memory, as far as the trace tells."""
-
-    name: str | None = None
-    sm_count: int | None = None
-    hbm_bytes: int | None = None
-
-
-def read_devices(run: Run, ranks: Sequence[int]) -> dict[int, Device]:
-    """The device of each rank."""
-    columns = "rank, device_name, sm_count, hbm_bytes"
-    rows = run.rows(f"SELECT {columns} FROM ranks WHERE list_contains(?, rank)", [list(ranks)])
-    return {rank: Device() for rank in ranks} | {rank: Device(*of_rank) for rank, *of_rank in rows}
-
-
 class KernelShare(NamedTuple):
     """What one kernel adds to its action: the launch gap ahead of it, then its own time beyond earlier kernels.
 
@@ -219,27 +204,32 @@ class CostRow(NamedTuple):
     beside_ns: int
 
 
-def cost_rows(step: int, work: Mapping[int, RankWork], residents: Mapping[int, Resident]) -> list[CostRow]:
-    """Rows of the table ``costs`` for the actions of one step; collectives are no kernels of theirs."""
+def cost_rows(step: int, work: Mapping[int, RankWork], beside: Mapping[int, Sequence[Sequence[int]]]) -> list[CostRow]:
+    """Rows of the table ``costs`` for the actions of one step; collectives are no kernels of theirs.
+
+    Args:
+        step: Its number.
+        work: What each rank computed.
+        beside: Per rank and action, of each kernel how long a communication kernel was beside it.
+    """
     rows = []
     for rank, of_rank in work.items():
-        for s in of_rank.segments:
+        for s, beside_ns in zip(of_rank.segments, beside[rank], strict=True):
             runs = zip(s.kernels, pieces(s.kernels), strict=True)
             kernel_ns = sum(piece.run_ns for kernel, piece in runs if not kernel.is_collective)
-            beside = sum(beside_ns(s, residents[rank]))
             rows.append(
                 CostRow(
                     step=step, rank=rank, stage=s.stage, kind=s.kind.value, microbatch=s.microbatch,
-                    duration_ns=s.end_ns - s.start_ns, kernel_ns=kernel_ns, beside_ns=beside,
+                    duration_ns=s.end_ns - s.start_ns, kernel_ns=kernel_ns, beside_ns=sum(beside_ns),
                 )
             )  # fmt: skip
     return rows
 
 
-def beside_ns(segment: Segment, resident: Resident) -> list[int]:
-    """Per kernel of the compute stream, how long a communication kernel other than itself was on the device."""
-    lengths = resident.beside_ns(segment.kernels)
+def kernels_beside_ns(segments: Sequence[Segment], resident: Resident) -> list[list[int]]:
+    """Per action and kernel of the compute stream, how long a communication kernel other than itself was there."""
+    lengths = iter(resident.beside_ns([kernel for segment in segments for kernel in segment.kernels]))
     return [
-        length if kernel.is_compute and not kernel.is_collective else 0
-        for kernel, length in zip(segment.kernels, lengths, strict=True)
+        [next(lengths) * (kernel.is_compute and not kernel.is_collective) for kernel in segment.kernels]
+        for segment in segments
     ]

@@ -19,15 +19,16 @@ from tracetool.model.action import ActionKind
 from tracetool.model.notice import NoticeCode, SubjectKind
 from tracetool.model.pipeline import Launch
 from tracetool.reconstruction.closeup.contention import pieces
+from tracetool.reconstruction.steps.reading import SPANS
 from tracetool.units import format_count, format_duration
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from tracetool.reconstruction.actions import Segment
+    from tracetool.reconstruction.actions import Kernel, Segment
     from tracetool.reconstruction.capture import Account
     from tracetool.reconstruction.capture.messages import P2POp
-    from tracetool.store.run import Run
+    from tracetool.reconstruction.steps.reading import Span, StepReading
 
 SYNCHRONISATIONS = (
     r"^((cuda|hip)(Device|Stream|Event)Synchronize|cu(Ctx|Stream|Event)Synchronize|aclrtSynchronize\w*)(_v\d+)?$"
@@ -44,10 +45,12 @@ _WORTH = 0.01
 _HELD_BACK = 0.05
 """Share of its own time from which on an action counts as held back by the host beyond what a wait costs."""
 
-_SQL = """
-SELECT start_ns, start_ns + duration_ns AS end_ns FROM events
-WHERE rank = ? AND category IN ('launch', 'op') AND regexp_matches(name, ?) AND start_ns >= ? AND start_ns < ?
-ORDER BY start_ns
+_SQL = f"""
+WITH {SPANS}
+SELECT s.number, e.start_ns, e.start_ns + e.duration_ns AS end_ns
+FROM events AS e JOIN spans AS s ON s.rank = e.rank AND e.start_ns >= s.first AND e.start_ns < s.last
+WHERE e.category IN ('launch', 'op') AND regexp_matches(e.name, $synchronisations)
+ORDER BY s.number, e.start_ns
 """
 
 _Key = tuple[int, ActionKind]
@@ -103,9 +106,9 @@ class Launches:
         return self.gaps_ns.get(id(segment)) or [0] * len(segment.kernels)
 
 
-def read_waits(run: Run, rank: int, span: tuple[int, int]) -> Waits:
+def read_waits(reading: StepReading, rank: int, span: Span) -> Waits:
     """When a rank's host waited for its device within a span of host time."""
-    rows = run.rows(_SQL, [rank, SYNCHRONISATIONS, *span])
+    rows = reading.rows(_SQL, rank, span, synchronisations=SYNCHRONISATIONS)
     return Waits([start for start, _ in rows], [end for _, end in rows])
 
 
@@ -142,10 +145,22 @@ def has_late_launches(ranks: Mapping[int, Sequence[Turn]]) -> bool:
     kernels = [k for turns in ranks.values() for turn in turns for k in turn.segment.kernels]
     if not any(kernel.launch_ns != kernel.start_ns for kernel in kernels):
         return False
-    return mostly_waits(ranks) or any(
-        sum(_late_ns(run) for run in runs) > _WORTH * sum(sum(run.times_ns) + sum(run.before_ns) for run in runs)
-        for runs in ([_run_of(turn) for turn in turns] for turns in ranks.values())
-    )
+    return mostly_waits(ranks) or any(_has_late_launches([turn.segment for turn in turns]) for turns in ranks.values())
+
+
+def _has_late_launches(segments: Sequence[Segment]) -> bool:
+    """Whether a rank's actions stand still for want of a launch for much of their time."""
+    late = whole = 0
+    for segment in segments:
+        for kernel, (gap, run) in zip(segment.kernels, pieces(segment.kernels), strict=True):
+            late += gap if _is_late(kernel, gap) else 0
+            whole += gap + run
+    return late > _WORTH * whole
+
+
+def _is_late(kernel: Kernel, gap_ns: int) -> bool:
+    """Whether a launch came when the device had nothing left to do, as its kernel waited ahead of its start."""
+    return gap_ns > 0 and kernel.launch_ns >= kernel.start_ns - gap_ns
 
 
 def find_launches(steps: Sequence[Mapping[int, Sequence[Turn]]], account: Account) -> Launches:
@@ -232,16 +247,9 @@ def _run_of(turn: Turn) -> _ActionRun:
         [now - then for now, then in zip(launches, before, strict=True)],
         [piece.run_ns for piece in parts],
         [piece.gap_ns for piece in parts],
-        [
-            piece.gap_ns > 0 and kernel.launch_ns >= kernel.start_ns - piece.gap_ns
-            for kernel, piece in zip(kernels, parts, strict=True)
-        ],
+        [_is_late(kernel, piece.gap_ns) for kernel, piece in zip(kernels, parts, strict=True)],
         gaps_ns=[0] * len(kernels),
     )
-
-
-def _late_ns(run: _ActionRun) -> int:
-    return sum(gap for gap, late in zip(run.before_ns, run.is_late, strict=True) if late)
 
 
 def _settle_gaps(runs: Sequence[_ActionRun]) -> None:

@@ -23,8 +23,9 @@ if TYPE_CHECKING:
     from tracetool.model.load import SustainedLoad
     from tracetool.reconstruction.capture import Account
     from tracetool.reconstruction.closeup.action_view import ActionView
-    from tracetool.reconstruction.closeup.contention import Alone, Device
+    from tracetool.reconstruction.closeup.contention import Alone
     from tracetool.reconstruction.closeup.slowdown import Factors
+    from tracetool.reconstruction.steps.reading import Device
 
 
 class _KernelRun(NamedTuple):

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from tracetool.reconstruction.memory.boundaries import Boundaries
     from tracetool.reconstruction.memory.log import Log, Records
     from tracetool.reconstruction.steps import Step
-    from tracetool.store.run import Run
+    from tracetool.reconstruction.steps.reading import StepReading
 
 
 _Key = tuple[int | str, ...]
@@ -83,9 +83,12 @@ def _key(segment: Segment) -> _Key:
 
 
 def memory_facts(
-    run: Run, group: PipelineGroup, step: Step, work: Mapping[int, RankWork], account: Account
+    reading: StepReading, group: PipelineGroup, step: Step, work: Mapping[int, RankWork], account: Account
 ) -> dict[int, MemoryFacts]:
     """Memory of every rank of the pipeline; empty facts, and a note why, where the trace does not tell."""
+    if not reading.evidence.has_memory:
+        return {rank: MemoryFacts() for rank in group.ranks}
+    run = reading.run
     record_snapshots_apart_in_time(run, account)
     if not run.rows("SELECT rank FROM memory WHERE list_contains($ranks, rank) LIMIT 1", {"ranks": list(group.ranks)}):
         return {rank: MemoryFacts() for rank in group.ranks}

@@ -51,7 +51,9 @@ ORDER BY m.rank, component, time_ns, m.allocated_bytes
 
 _SPANS_SQL = """
 WITH traced AS (
-    SELECT rank, min(start_ns) AS first_ns, max(start_ns + duration_ns) AS last_ns FROM events GROUP BY rank
+    SELECT rank, min(start_ns) AS first_ns, max(start_ns + duration_ns) AS last_ns FROM events
+    WHERE rank IN (SELECT rank FROM memory WHERE component = $component)
+    GROUP BY rank
 )
 SELECT m.rank, min(m.time_ns), max(m.time_ns), any_value(t.first_ns), any_value(t.last_ns)
 FROM memory AS m JOIN traced AS t ON t.rank = m.rank

@@ -1,0 +1,110 @@
+"""What a Run holds of some steps: each question is asked once for all ranks and steps that are looked at together."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping, Sequence
+
+    from tracetool.reconstruction.steps import Step
+    from tracetool.store.run import Run
+
+SPANS = """
+spans AS (
+    SELECT unnest($numbers) AS number, unnest($ranks) AS rank, unnest($firsts) AS first, unnest($lasts) AS last
+)
+"""
+"""Common table expression of the queries of ``StepReading.rows``: the spans that are read."""
+
+Span = tuple[int, int]
+
+
+class StepEvidence(NamedTuple):
+    """What steps are looked at by.
+
+    Attributes:
+        use_labels: Whether labels of the framework may be used.
+        has_device: Whether the traces hold a device.
+        lists_actions: Whether they list operations by action (NDTimeline, straggler analysis) instead of kernels.
+        has_memory: Whether they hold a record of memory.
+    """
+
+    use_labels: bool
+    has_device: bool
+    lists_actions: bool
+    has_memory: bool
+
+
+def step_evidence(run: Run, *, use_labels: bool, has_device: bool) -> StepEvidence:
+    """What a Run holds to look at steps by."""
+    listed = run.rows("SELECT 1 FROM events WHERE category = 'kernel' AND label IS NOT NULL LIMIT 1")
+    memory = run.rows("SELECT 1 FROM memory LIMIT 1")
+    return StepEvidence(use_labels, has_device, bool(listed), bool(memory))
+
+
+class Device(NamedTuple):
+    """A rank's device: model, streaming multiprocessors and memory, as far as the trace tells."""
+
+    name: str | None = None
+    sm_count: int | None = None
+    hbm_bytes: int | None = None
+
+
+class StepReading:
+    """Rows of a Run by rank and span of its time: a query of its own for each costs more than its rows do.
+
+    Args:
+        run: The Run.
+        steps: Those that are looked at together.
+        ranks: Those of the pipeline.
+        evidence: What they are looked at by.
+    """
+
+    def __init__(self, run: Run, steps: Iterable[Step], ranks: Sequence[int], evidence: StepEvidence) -> None:
+        self.run = run
+        self.ranks = ranks
+        self.evidence = evidence
+        spans = dict.fromkeys((rank, step.spans[rank]) for step in steps for rank in ranks)
+        self._numbers = {span: number for number, span in enumerate(spans)}
+        self._rows: dict[str, Mapping[int, Sequence[Any]]] = {}
+
+    @cached_property
+    def devices(self) -> dict[int, Device]:
+        """The device of each rank."""
+        columns = "rank, device_name, sm_count, hbm_bytes"
+        rows = self.run.rows(f"SELECT {columns} FROM ranks WHERE list_contains(?, rank)", [list(self.ranks)])
+        return {rank: Device() for rank in self.ranks} | {rank: Device(*of_rank) for rank, *of_rank in rows}
+
+    @cached_property
+    def recorded(self) -> frozenset[int]:
+        """Ranks of the whole job that were recorded."""
+        return frozenset(rank for (rank,) in self.run.rows("SELECT rank FROM ranks"))
+
+    def rows(
+        self, sql: str, rank: int, span: Span, make: Callable[[tuple[Any, ...]], Any] = tuple, **parameters: object
+    ) -> Sequence[Any]:
+        """What a query gives for one of the spans; it is asked for all of them at once.
+
+        Args:
+            sql: The query over ``SPANS``; its first column is the number of the span.
+            rank: Global rank.
+            span: One of the rank's that are read.
+            make: Makes a value of the other columns of a row; the same for every span.
+            parameters: Of the query, besides the spans.
+        """
+        if sql not in self._rows:
+            places = list(self._numbers)
+            spans = {
+                "numbers": list(range(len(places))),
+                "ranks": [rank for rank, _ in places],
+                "firsts": [first for _, (first, _) in places],
+                "lasts": [last for _, (_, last) in places],
+            }
+            by_span: dict[int, list[Any]] = defaultdict(list)
+            for row in self.run.rows(sql, {**spans, **parameters}):
+                by_span[row[0]].append(make(row[1:]))
+            self._rows[sql] = by_span
+        return self._rows[sql].get(self._numbers[rank, span], ())
