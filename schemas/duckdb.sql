@@ -175,7 +175,7 @@ COMMENT ON COLUMN comms.batch IS 'Operations launched as one kernel share a batc
 COMMENT ON COLUMN comms.stream IS 'Device stream of the communicator.';
 COMMENT ON COLUMN comms.start_ns IS 'Start of the kernel: waiting is included.';
 COMMENT ON COLUMN comms.end_ns IS 'End of the kernel.';
-COMMENT ON COLUMN comms.evidence IS 'How peer and bytes are known: metadata, matrix, label, inferred, stated or unknown.';
+COMMENT ON COLUMN comms.evidence IS 'How peer and bytes are known: metadata, matrix, label, inferred, stated, unknown.';
 COMMENT ON COLUMN comms.label IS 'Pipeline action, such as 2SEND_F0, where a trace lists operations by action.';
 COMMENT ON COLUMN comms.communicator IS 'Id of the communicator as the trace writes it (Comms Id: unsigned 64 bits).';
 CREATE VIEW memory AS SELECT * FROM read_parquet(getvariable('run') || '/memory/*.parquet');

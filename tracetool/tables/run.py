@@ -125,9 +125,7 @@ COMMS = table(
     nullable("stream", "int64", "Device stream of the communicator."),
     nullable("start_ns", "int64", "Start of the kernel: waiting is included."),
     nullable("end_ns", "int64", "End of the kernel."),
-    Column(
-        "evidence", "category", "How peer and bytes are known: metadata, matrix, label, inferred, stated or unknown."
-    ),
+    Column("evidence", "category", "How peer and bytes are known: metadata, matrix, label, inferred, stated, unknown."),
     nullable("label", "category", "Pipeline action, such as 2SEND_F0, where a trace lists operations by action."),
     nullable("communicator", "string", "Id of the communicator as the trace writes it (Comms Id: unsigned 64 bits)."),
 )
