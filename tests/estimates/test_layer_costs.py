@@ -12,8 +12,9 @@ from tracetool.estimates.device import Accelerator
 from tracetool.estimates.layer_costs import CurveCosts
 from tracetool.estimates.memory import Held, held, kept_bytes, static_bytes
 from tracetool.estimates.stages import analytical_pipeline
-from tracetool.estimates.training import Training, placed, widened
+from tracetool.estimates.training import Training, widened
 from tracetool.estimates.transformer import Experts, Transformer
+from tracetool.estimates.transport import placed
 from tracetool.model.action import ActionKind
 from tracetool.network.collectives import collective_ns
 from tracetool.network.file import NetworkChoice
@@ -154,10 +155,10 @@ def test_memory_by_hand() -> None:
 def test_over_a_network() -> None:
     """Two nodes of four: tensor and data parallel inside, stages across; the network says what takes how long."""
     training = replace(HOW, data=2)
-    transport = placed(NETWORK, training.degrees)
-    assert transport.groups["tp"] == (0, 1)
-    assert transport.groups["gradients"] == (0, 2)
-    assert transport.pipeline == (0, 4)
+    (transport,) = placed(NETWORK, training.degrees)
+    assert transport.seats.groups["tp"].unlike == ((0, 1),)
+    assert transport.seats.groups["gradients"].unlike == ((0, 2),)
+    assert [hop.devices for hop in transport.line.hops] == [(0, 4), (4, 0)]
     payload = 2 * TOKENS * 64
     expected = collective_ns(NETWORK.network, "allgather", "auto", (0, 1), payload)
     assert transport.collective_ns("allgather", "tp", payload) == expected
@@ -175,8 +176,9 @@ def test_over_a_network() -> None:
 
 
 def test_tiers_that_a_job_does_not_reach_are_left_out() -> None:
-    assert placed(NETWORK, replace(HOW, stages=1).degrees).choice.network.devices == 16
-    assert placed(NETWORK, replace(HOW, stages=1).degrees).groups["tp"] == (0, 1)
+    (transport,) = placed(NETWORK, replace(HOW, stages=1).degrees)
+    assert [tier.name for tier in transport.seats.network.tiers] == ["hb"]
+    assert transport.seats.groups["tp"].unlike == ((0, 1),)
     assert widened(NETWORK, 18).network.devices == 20
     assert widened(NETWORK, 16) is NETWORK
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from itertools import cycle
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from helpers.drawn_jobs import drawn_jobs
@@ -13,7 +13,8 @@ from helpers.recorded import ROOT
 from tracetool.estimates.estimating import estimate
 from tracetool.estimates.many import estimate_many
 from tracetool.estimates.stages import JobCosts, analytical_pipeline
-from tracetool.estimates.training import WithinNode, placed
+from tracetool.estimates.training import WithinNode
+from tracetool.estimates.transport import placed
 from tracetool.model.scenario import Scenario
 from tracetool.model.timeline import measure
 from tracetool.network.file import NetworkChoice, read_network
@@ -97,9 +98,42 @@ def test_the_way_from_the_last_rank_back_to_the_first_is_its_own() -> None:
     choice = NetworkChoice(Network("two DCs", tiers))
     job = drawn_jobs(5, 1)[0]
     how = replace(job.training, tensor=1, context=1, data=1, expert=1, stages=4, chunks=2, p2p=None)
-    costs = JobCosts(job.model, job.device, how, placed(choice, how.degrees))
+    (transport,) = placed(choice, how.degrees)
+    costs = JobCosts(job.model, job.device, how, transport)
     forwards = [costs.of(stage).forward_ns for stage in range(7)]
     wan_ns = 1_000_000 + costs.payload
     inside_ns = round(costs.payload / 1000)
     crossing = wan_ns - inside_ns
     assert [forward - forwards[0] for forward in forwards] == [0, crossing, 0, crossing, 0, crossing, 0]
+
+
+def two_dcs(replicas: int, bandwidth_bytes_per_s: int) -> NetworkChoice:
+    """Two DCs, each with one stage of every replica; one link joins them."""
+    tiers = Tier("dc", replicas, 10**12), Tier("wan", 2 * replicas, bandwidth_bytes_per_s, 1_000_000, shared_by="pair")
+    return NetworkChoice(Network("two DCs", tiers[replicas == 1 :]))
+
+
+@pytest.mark.parametrize("change", [{}, {"chunks": 2}, {"p2p": "in-order"}, {"p2p": "posted-ahead"}])
+@pytest.mark.parametrize("replicas", [2, 4])
+def test_replicas_that_share_a_link_have_each_its_part_of_it(replicas: int, change: dict[str, Any]) -> None:
+    """Four of them over a link take as long as one over a quarter of it, but for their gradients."""
+    (job,) = drawn_jobs(5, 1)
+    how = replace(job.training, tensor=1, context=1, data=1, expert=1, stages=2, chunks=1, schedule="", p2p=None)
+    how = replace(how, **change)
+    alone = estimate(replace(job, training=how), two_dcs(1, 10**9))
+    shared = replace(job, training=replace(how, data=replicas))
+    assert estimate(shared, two_dcs(replicas, replicas * 10**9)).window_ns == pytest.approx(alone.window_ns, rel=1e-6)
+    (many,) = estimate_many([shared], two_dcs(replicas, 10**9))
+    assert many.window_ns > 1.01 * alone.window_ns
+
+
+def test_many_are_as_each_alone_where_tiers_are_shared() -> None:
+    """Over a link between DCs, and over nodes whose ports are oversubscribed."""
+    tiers = Tier("node", 8, 200 * 10**9, 2_000), Tier("fabric", 256, 20 * 10**9, 5_000, oversubscription=4.0)
+    wan = Tier("wan", 512, 50 * 10**9, 1_000_000, shared_by="pair")
+    for network in (Network("one DC", tiers), Network("two DCs", (*tiers, wan))):
+        choice = NetworkChoice(network, "tp in node")
+        jobs = [job for job in drawn_jobs(4, 40) if job.training.devices <= network.devices]
+        assert len(jobs) > 20
+        for job, done in zip(jobs, estimate_many(jobs, choice), strict=True):
+            assert done.step_ns == pytest.approx(estimate(job, choice).step_ns, rel=1e-5)

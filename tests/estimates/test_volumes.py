@@ -33,6 +33,7 @@ class ByteCounter:
     """Carries collectives in no time but what one group's take: a ns for each byte of the tensor and round."""
 
     group: Group
+    places: tuple[int, ...] = ()
 
     def collective_ns(self, kind: Kind, group: Group, payload_bytes: int) -> int:
         """As many ns as bytes."""

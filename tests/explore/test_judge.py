@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from tracetool.estimates.stages import JobCosts
-    from tracetool.explore.transport import OverTiers
+    from tracetool.estimates.transport import OverTiers
 
 TIERS = (
     Tier("hb", 8, 400 * 10**9, 1_000),

@@ -49,7 +49,7 @@ class Estimated(Pictured):
 
     @property
     def shared_tiers(self) -> list[str]:
-        """Tiers that devices of several pipelines share: each message and collective is given the whole of them."""
+        """Tiers that devices of several pipelines share: each message and collective has its part while all send."""
         training = self.job.job.training
         if self.network is None or training.devices == training.stages:
             return []

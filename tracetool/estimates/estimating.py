@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 
 from tracetool.errors import BadTopology, ScenarioError
 from tracetool.estimates.memory import peaks_bytes
-from tracetool.estimates.stages import analytical_pipeline
+from tracetool.estimates.stages import JobCosts, pipeline_of, transports_of
+from tracetool.estimates.transport import links_between
 from tracetool.model.action import ActionKind
 from tracetool.model.scenario import Scenario
 from tracetool.replays.scenarios import replay_many
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 
     from tracetool.estimates.device import Accelerator
     from tracetool.estimates.timings import LayerTimings
-    from tracetool.estimates.training import Training
+    from tracetool.estimates.training import Training, Transport
     from tracetool.estimates.transformer import Transformer
     from tracetool.network.file import NetworkChoice
 
@@ -120,7 +121,7 @@ class Estimate:
 
 
 def estimate(job: Job, choice: NetworkChoice | None = None, timings: LayerTimings | None = None) -> Estimate:
-    """Replay a job that is made from shapes.
+    """Replay a job that is made from shapes: of unlike pipelines the slowest counts, as gradients meet.
 
     Args:
         job: What to estimate.
@@ -131,18 +132,30 @@ def estimate(job: Job, choice: NetworkChoice | None = None, timings: LayerTiming
         ScenarioError: If something does not divide, or a figure is not positive.
         BadTopology: If the job does not fit on the network.
     """
+    job.training.check(job.model, job.device)
     with told_of(job):
-        pipeline = analytical_pipeline(job.model, job.device, job.training, job.network or choice, timings)
-    (times,) = replay_many(pipeline, pipeline.observed, [Scenario()])
-    ranks = len(pipeline.ranks)
-    peaks = peaks_bytes(pipeline)
+        transports = transports_of(job.device, job.training, job.network or choice)
+    lines = [_replayed(job, over, timings, messages=(job.network or choice) is not None) for over in transports]
+    return max(lines, key=lambda line: line.step_ns)
+
+
+def _replayed(job: Job, over: Transport, timings: LayerTimings | None, *, messages: bool) -> Estimate:
+    """One pipeline of a job."""
+    training = job.training
+    costs = JobCosts(job.model, job.device, training, over, timings)
+    pipeline = pipeline_of(training, costs, messages=messages)
+    scenario = Scenario()
+    if over.places and not training.messages_hold_up:
+        links = links_between(over, costs.payload, training.tensor)
+        scenario = Scenario(links, pipelines=1, link_sharing="temporal")
+    (times,) = replay_many(pipeline, pipeline.observed, [scenario])
     after = {
         kind: max(sum(part.duration_ns for part in rank.tail if part.kind is kind) for rank in pipeline.ranks)
         for kind in (ActionKind.REDUCE_GRAD, ActionKind.OPTIMIZER)
     }
     return Estimate(
-        job=job, step_ns=times.step_ns, window_ns=times.window_ns, peak_hbm_bytes=peaks,
-        compute_ns=times.compute_ns // ranks, reduction_ns=after[ActionKind.REDUCE_GRAD],
+        job=job, step_ns=times.step_ns, window_ns=times.window_ns, peak_hbm_bytes=peaks_bytes(pipeline),
+        compute_ns=times.compute_ns // len(pipeline.ranks), reduction_ns=after[ActionKind.REDUCE_GRAD],
         optimizer_ns=after[ActionKind.OPTIMIZER],
     )  # fmt: skip
 

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING
 
 from tracetool.estimates.estimating import Estimate, told_of
 from tracetool.estimates.form import OrderKey, form_of
-from tracetool.estimates.stages import JobCosts, transport_of
+from tracetool.estimates.stages import JobCosts
+from tracetool.estimates.transport import placed
 from tracetool.model.action import ActionKind
 from tracetool.model.notice import unasked
 from tracetool.replays.sweeping import Durations
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 
     from tracetool.estimates.estimating import Job
     from tracetool.estimates.form import OrderForm
+    from tracetool.estimates.transport import OverTiers
     from tracetool.model.notice import Progress
     from tracetool.model.pipeline import P2PMode
     from tracetool.network.file import NetworkChoice
@@ -36,34 +38,37 @@ def estimate_many(jobs: Sequence[Job], choice: NetworkChoice, progress: Progress
     Args:
         jobs: What to estimate.
         choice: The network of all that have none of their own.
-        progress: Told how many jobs there are, and how many are estimated.
+        progress: Told how many unlike pipelines they have, and how many are estimated.
 
     Raises:
         ScenarioError: If something does not divide, or a figure is not positive.
         BadTopology: If a job does not fit on the network.
     """
-    alike: dict[tuple[OrderKey, P2PMode], list[int]] = defaultdict(list)
+    lanes: dict[tuple[OrderKey, P2PMode, tuple[int, ...]], list[tuple[int, OverTiers]]] = defaultdict(list)
     for number, job in enumerate(jobs):
-        job.training.check(job.model, job.device)
-        alike[OrderKey.of(job.training), job.training.mode].append(number)
+        training = job.training
+        training.check(job.model, job.device)
+        with told_of(job):
+            unlike = placed(job.network or choice, training.degrees)
+        for over in unlike:
+            places = () if training.messages_hold_up else over.places
+            lanes[OrderKey.of(training), training.mode, places].append((number, over))
     done: dict[int, Estimate] = {}
     progress = progress or unasked()
-    progress.start(len(jobs))
-    for key, numbers in alike.items():
+    progress.start(sum(map(len, lanes.values())))
+    for key, alike in lanes.items():
         form = form_of(*key)
-        for first in range(0, len(numbers), _TOGETHER):
-            some = numbers[first : first + _TOGETHER]
-            asked = [jobs[number] for number in some]
-            done.update(zip(some, estimates_of(form, asked, [_costs(job, choice) for job in asked]), strict=True))
-            progress.advance(len(asked))
+        for first in range(0, len(alike), _TOGETHER):
+            some = alike[first : first + _TOGETHER]
+            asked = [jobs[number] for number, _ in some]
+            costs = [
+                JobCosts(job.model, job.device, job.training, over) for job, (_, over) in zip(asked, some, strict=True)
+            ]
+            for (number, _), took in zip(some, estimates_of(form, asked, costs), strict=True):
+                before = done.get(number)
+                done[number] = took if before is None or took.step_ns > before.step_ns else before
+            progress.advance(len(some))
     return [done[number] for number in range(len(jobs))]
-
-
-def _costs(job: Job, choice: NetworkChoice) -> JobCosts:
-    with told_of(job):
-        return JobCosts(
-            job.model, job.device, job.training, transport_of(job.device, job.training, job.network or choice)
-        )
 
 
 def estimates_of(form: OrderForm, jobs: Sequence[Job], costs: Sequence[JobCosts]) -> Iterator[Estimate]:

@@ -18,7 +18,8 @@ from typing import TYPE_CHECKING, NamedTuple
 from tracetool.errors import UnsupportedShape
 from tracetool.estimates.layer_costs import BYTES, CurveCosts, Passes, TimedCosts
 from tracetool.estimates.memory import GRADIENT_BYTES, WEIGHT_BYTES, held, kept_bytes, static_bytes, transient_bytes
-from tracetool.estimates.training import WithinNode, hops_of, placed
+from tracetool.estimates.training import WithinNode, hops_of
+from tracetool.estimates.transport import placed
 from tracetool.model.action import ActionKind
 from tracetool.model.pipeline import ActionCost, Pipeline, RankProfile, StageProfile, TailPart
 
@@ -41,14 +42,14 @@ norm (4), clipped (8) and set to zero (4); gradient, master weight and moments r
 and the weight (2)."""
 
 
-def transport_of(device: Accelerator, training: Training, choice: NetworkChoice | None) -> Transport:
-    """What carries a job's collectives.
+def transports_of(device: Accelerator, training: Training, choice: NetworkChoice | None) -> tuple[Transport, ...]:
+    """What carries a job's collectives and messages, of each sort of its pipelines.
 
     Raises:
         BadTopology: If the job does not fit on the network.
     """
     if choice is None:
-        return WithinNode(device.tensor_bandwidth_bytes_per_s, training.tensor)
+        return (WithinNode(device.tensor_bandwidth_bytes_per_s, training.tensor),)
     return placed(choice, training.degrees)
 
 
@@ -59,7 +60,7 @@ def analytical_pipeline(
     choice: NetworkChoice | None = None,
     timings: LayerTimings | None = None,
 ) -> Pipeline:
-    """The pipeline of a model, with its order.
+    """The pipeline of a model, with its order: the first of unlike ones; what passes links between places is on those.
 
     A message between stages is the hidden state of a microbatch once (2 bytes times batch, sequence and h), over all
     tensor-parallel ranks together.
@@ -77,8 +78,7 @@ def analytical_pipeline(
         UnsupportedShape: If its schedule does not exist for its shape.
     """
     training.check(model, device)
-    transport = transport_of(device, training, choice)
-    made = JobCosts(model, device, training, transport, timings)
+    made = JobCosts(model, device, training, transports_of(device, training, choice)[0], timings)
     return pipeline_of(training, made, messages=choice is not None)
 
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from tracetool.errors import ScenarioError
 from tracetool.estimates.runtimes import BYTES, OUTSIDE_BYTES, PARAMETER_BYTES, RuntimeModel
-from tracetool.estimates.training import placed
+from tracetool.estimates.transport import placed
 from tracetool.model.action import ActionKind
 from tracetool.model.pipeline import ActionCost, Pipeline, RankProfile, StageProfile, TailPart
 from tracetool.model.schedule import PipelineShape
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from tracetool.estimates.timings import LayerTimes, LayerTimings
-    from tracetool.estimates.training import OverNetwork
+    from tracetool.estimates.training import Transport
     from tracetool.network.file import NetworkChoice
 
 HBM_BYTES_PER_S = 3.2e12
@@ -77,7 +77,7 @@ def timed_pipeline(model: RuntimeModel, plan: TimedPlan, timings: LayerTimings, 
     stages = len(plan.layers)
     if min(plan.layers) < 1 or (stages == 1 and plan.layers[0] < 2):
         raise ScenarioError("a stage has no layers; embedding and head count as one each.")
-    transport = placed(choice, plan.degrees)
+    transport, *_ = placed(choice, plan.degrees)
     made = _TimedStages(model, plan, timings, transport)
     order = build_schedule(REFERENCE, PipelineShape(stages, plan.microbatches))
     return Pipeline(
@@ -90,7 +90,7 @@ def timed_pipeline(model: RuntimeModel, plan: TimedPlan, timings: LayerTimings, 
 class _TimedStages:
     """Stages of one plan; each is a pipeline rank."""
 
-    def __init__(self, model: RuntimeModel, plan: TimedPlan, timings: LayerTimings, transport: OverNetwork) -> None:
+    def __init__(self, model: RuntimeModel, plan: TimedPlan, timings: LayerTimings, transport: Transport) -> None:
         self._model = model
         self._plan = plan
         self._transport = transport

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping  # noqa: TC003
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import lru_cache
-from itertools import product
 from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol
 
 from tracetool.errors import ScenarioError, UnsupportedShape
 from tracetool.model.action import ActionKind
 from tracetool.model.pipeline import BLOCKING
 from tracetool.model.schedule import PipelineShape
-from tracetool.network.collectives import collective_ns
-from tracetool.network.placement import Degrees, Dimension, narrowed_rule
+from tracetool.network.placement import Degrees, narrowed_rule
 from tracetool.schedules import REFERENCE, REFERENCE_OF_CHUNKS, build_schedule, kind_of
 
 if TYPE_CHECKING:
@@ -21,7 +18,7 @@ if TYPE_CHECKING:
     from tracetool.estimates.transformer import Recompute, Transformer
     from tracetool.model.pipeline import P2PMode
     from tracetool.model.schedule import Schedule
-    from tracetool.network.collectives import Algorithm, Kind
+    from tracetool.network.collectives import Kind
     from tracetool.network.file import NetworkChoice
     from tracetool.replays.flow import Int64s
 
@@ -208,7 +205,6 @@ def traits_of(name: str, chunks: int) -> OrderTraits:
 
 Group = Literal["tp", "cp", "ep", "gradients", "expert_gradients"]
 """Ranks that have collectives together: along a dimension, or those that share a parameter, of experts or of others."""
-_ALONG: Mapping[Group, Dimension] = {"tp": "tp", "cp": "cp", "ep": "ep", "gradients": "dp", "expert_gradients": "dp"}
 
 
 class CollectiveTransport(Protocol):
@@ -220,6 +216,10 @@ class CollectiveTransport(Protocol):
 
 class Transport(CollectiveTransport, Protocol):
     """What carries collectives and messages."""
+
+    @property
+    def places(self) -> tuple[int, ...]:
+        """The place of each pipeline rank, where messages between two places pass a link; else none."""
 
     def message_ns(self, payload_bytes: int, rank: int) -> int | None:
         """What a message from a pipeline rank to the next one takes, from the last to the first; None for no time."""
@@ -260,6 +260,11 @@ class WithinNode:
     bandwidth_bytes_per_s: int
     tensor: int
 
+    @property
+    def places(self) -> tuple[int, ...]:
+        """None: all are in one."""
+        return ()
+
     def collective_ns(self, kind: Kind, group: Group, payload_bytes: int) -> int:
         """A ring: V (n - 1) / n, twice that of an all-reduce."""
         if group != "tp" or self.tensor == 1:
@@ -279,70 +284,6 @@ class WithinNode:
     def link_ns(self, payload_bytes: int, rank: int) -> tuple[int, int] | None:  # noqa: ARG002 - one place
         """All in one place."""
         return None
-
-
-@dataclass(frozen=True)
-class OverNetwork:
-    """A job placed on a network: the groups of its first rank stand for all.
-
-    Attributes:
-        groups: Devices of the first group of each kind.
-        pipeline: Devices of the first pipeline.
-        choice: The network.
-        known: What was asked before.
-    """
-
-    groups: Mapping[Group, tuple[int, ...]]
-    pipeline: tuple[int, ...]
-    choice: NetworkChoice
-    known: dict[tuple[str, str | int, int], int] = field(default_factory=dict, compare=False)
-
-    def collective_ns(self, kind: Kind, group: Group, payload_bytes: int) -> int:
-        """As the network has it."""
-        key = kind, group, payload_bytes
-        if key not in self.known:
-            algorithm: Algorithm = self.choice.algorithms.get(_ALONG[group], "auto")
-            devices = self.groups[group]
-            self.known[key] = (
-                collective_ns(self.choice.network, kind, algorithm, devices, payload_bytes) if len(devices) > 1 else 0
-            )
-        return self.known[key]
-
-    def message_ns(self, payload_bytes: int, rank: int) -> int | None:
-        """As the network has it."""
-        key = "message", rank, payload_bytes
-        if key not in self.known:
-            devices = self.pipeline[rank], self.pipeline[(rank + 1) % len(self.pipeline)]
-            self.known[key] = self.choice.network.transfer_ns(payload_bytes, *devices)
-        return self.known[key]
-
-    def link_ns(self, payload_bytes: int, rank: int) -> tuple[int, int] | None:  # noqa: ARG002 - one place
-        """All in one place: messages wait for their own channel alone."""
-        return None
-
-
-@lru_cache(maxsize=4096)
-def placed(choice: NetworkChoice, degrees: Degrees) -> OverNetwork:
-    """A job of these degrees on a network.
-
-    Raises:
-        BadTopology: If it does not fit.
-    """
-    placement = fitting(choice, degrees).place(degrees)
-
-    def devices(*along: Dimension, **fixed: int) -> tuple[int, ...]:
-        wide = [range(degrees.dp // degrees.ep if d == "dp" and fixed else getattr(degrees, d)) for d in along]
-        places = ({**dict(zip(along, at, strict=True)), **fixed} for at in product(*wide))
-        return tuple(placement.devices[placement.rank(place)] for place in places)
-
-    groups: dict[Group, tuple[int, ...]] = {
-        "tp": devices("tp"),
-        "cp": devices("cp"),
-        "ep": devices("ep"),
-        "gradients": devices("dp", "cp"),
-        "expert_gradients": devices("dp", "cp", ep=0),
-    }
-    return OverNetwork(groups, devices("pp"), choice)
 
 
 def fitting(choice: NetworkChoice, degrees: Degrees) -> NetworkChoice:

@@ -9,17 +9,17 @@ from itertools import product
 from typing import TYPE_CHECKING, NamedTuple
 
 from tracetool.errors import BadTopology, UnknownName
+from tracetool.estimates.seats import seats
 from tracetool.estimates.training import default_order, traits_of
 from tracetool.explore.plan import JobPlan, pipelines_sharing
-from tracetool.explore.seats import seats
 from tracetool.network.placement import DIMENSIONS, Degrees, offsets
 from tracetool.schedules import REFERENCE_OF_CHUNKS, kind_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+    from tracetool.estimates.seats import Seats
     from tracetool.estimates.training import Training
-    from tracetool.explore.seats import Seats
     from tracetool.explore.space import Space
     from tracetool.model.pipeline import P2PMode
     from tracetool.model.scenario import LinkSharing

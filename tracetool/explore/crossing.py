@@ -8,17 +8,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from tracetool.estimates.seats import seats
 from tracetool.estimates.volumes import volumes
-from tracetool.explore.seats import seats
 from tracetool.network.phases import ROUNDS
 from tracetool.network.traffic import EMBEDDING, MESSAGES
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+    from tracetool.estimates.seats import Groups
     from tracetool.estimates.training import Group
     from tracetool.explore.plan import JobPlan, Workload
-    from tracetool.explore.seats import Groups
 
 
 def tier_bytes(workload: Workload, plan: JobPlan) -> tuple[int, ...]:

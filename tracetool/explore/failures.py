@@ -24,10 +24,10 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from tracetool.estimates.stages import JobCosts
+    from tracetool.estimates.transport import OverTiers
     from tracetool.explore.plan import JobPlan, Workload
     from tracetool.explore.search import Found
     from tracetool.explore.space import Space
-    from tracetool.explore.transport import OverTiers
 
 _RECHECKED = 100
 """So many of the fastest plans of the whole fleet are judged in each failure."""

@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 
     from tracetool.estimates.estimating import Estimate
     from tracetool.estimates.stages import ModelParts
+    from tracetool.estimates.transport import OverTiers
     from tracetool.explore.plan import JobPlan, Workload
-    from tracetool.explore.transport import OverTiers
     from tracetool.model.pipeline import P2PMode
 
 MEMORY = "memory"

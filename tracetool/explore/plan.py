@@ -5,17 +5,17 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from tracetool.explore.seats import seats
-from tracetool.explore.transport import OverTiers
+from tracetool.estimates.seats import seats
+from tracetool.estimates.transport import OverTiers
 from tracetool.units import format_count
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from tracetool.estimates.device import Accelerator
+    from tracetool.estimates.seats import PipelineLine
     from tracetool.estimates.training import Training
     from tracetool.estimates.transformer import Transformer
-    from tracetool.explore.seats import PipelineLine
     from tracetool.model.scenario import LinkSharing
     from tracetool.network.collectives import Algorithm
     from tracetool.network.file import NetworkChoice

@@ -60,7 +60,7 @@ class EstimateInfo(Head, kw_only=True):
     peak_hbm_bytes: Annotated[list[int], doc("Highest allocation of each pipeline rank.")]
     hbm_bytes: Annotated[int, doc("Memory of a device.")]
     shared_tiers: Annotated[
-        list[str], doc("Tiers that pipelines share, of which each message is given the whole: steps may be longer.")
+        list[str], doc("Tiers that pipelines share: of these each message and collective has its part while all send.")
     ]
     rows: Annotated[list[MeasuredInfo], doc("One per measured run of the file.")]
     mape_ratio: Annotated[float | None, doc("Mean absolute error of those that nothing was fitted on; null: none.")]

@@ -14,10 +14,7 @@ if TYPE_CHECKING:
     from tracetool.reports.estimate.json import EstimateFacts
 
 _MOST_ROWS = 14
-_SHARED = (
-    "devices share {tiers}, and each message is given the whole of it: where several send at once the step is longer; "
-    "tracetool explore divides it among them"
-)
+_SHARED = "devices share {tiers}: all pipelines are taken to send at once, and each has its part"
 _MODEL = (
     "a derived model of this tool: matrix products on a curve fitted or given, memory and network at their bandwidths; "
     "tracetool help estimate says what is left out"

@@ -8,7 +8,7 @@ from math import prod
 from typing import TYPE_CHECKING
 
 from tracetool.errors import Option
-from tracetool.estimates.stages import analytical_pipeline, transport_of
+from tracetool.estimates.stages import analytical_pipeline, transports_of
 from tracetool.estimates.training import Training
 from tracetool.model.action import ActionKind
 from tracetool.model.notice import Silent
@@ -198,7 +198,7 @@ def _assumptions(choice: PaperChoice) -> tuple[Assumption, ...]:
     ]
     exposed = []
     for setting, pipeline in zip(settings, pipelines, strict=True):
-        transport = transport_of(device, setting.training, None)
+        (transport,) = transports_of(device, setting.training, None)
         one = transport.collective_ns("allgather", "tp", payload_bytes(pipeline))
         exposed.append(format_duration(8 * setting.model.layers // STAGES * one))
     payloads = [f"{payload_bytes(pipeline) / 1e6:.1f} MB" for pipeline in pipelines]

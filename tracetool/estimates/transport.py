@@ -11,18 +11,22 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from tracetool.errors import ScenarioError
-from tracetool.estimates.training import hops_of
-from tracetool.network.collectives import fitting, pattern
+from tracetool.estimates.seats import seats_of
+from tracetool.estimates.training import fitting, hops_of
+from tracetool.model.topology import Topology
+from tracetool.network.collectives import fitting as algorithms_for
+from tracetool.network.collectives import pattern
+from tracetool.network.link import Link
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from tracetool.estimates.training import Group
-    from tracetool.explore.seats import PipelineLine, Seats
+    from tracetool.estimates.seats import PipelineLine, Seats
+    from tracetool.estimates.training import Group, Transport
     from tracetool.network.collectives import Algorithm, Kind
-    from tracetool.network.link import Link
+    from tracetool.network.file import NetworkChoice
     from tracetool.network.phases import Phase
-    from tracetool.network.placement import Dimension
+    from tracetool.network.placement import Degrees, Dimension
     from tracetool.network.tiers import Network
     from tracetool.replays.flow import Int64s
 
@@ -91,7 +95,7 @@ def _took_ns(
     """
     took: list[int] = []
     fault: ScenarioError | None = None
-    asked = (algorithm,) if algorithm != "auto" else tuple(one for one in fitting(kind) if one != "halving")
+    asked = (algorithm,) if algorithm != "auto" else tuple(one for one in algorithms_for(kind) if one != "halving")
     for one in asked:
         phases = _phases(_marked(network), kind, one, devices)
         if isinstance(phases, ScenarioError):
@@ -113,7 +117,7 @@ def _busiest_ns(phase: Phase, links: Mapping[int, Link], payload_bytes: int) -> 
 
 @dataclass(frozen=True)
 class OverTiers:
-    """What carries collectives and messages of a job: see ``estimate.training.Transport``.
+    """What carries collectives and messages of a job: see ``training.Transport``.
 
     Attributes:
         seats: Where its ranks are.
@@ -130,6 +134,11 @@ class OverTiers:
     outer_factor: float = 1.0
     alone: bool = False
     known: dict[tuple[object, ...], Any] = field(default_factory=dict, compare=False)
+
+    @property
+    def places(self) -> tuple[int, ...]:
+        """The group of the outermost tier that each pipeline rank is in, where pipelines share that tier."""
+        return self.line.places
 
     def collective_ns(self, kind: Kind, group: Group, payload_bytes: int) -> int:
         """The slowest of all such groups."""
@@ -175,7 +184,7 @@ class OverTiers:
         return self._hop(payload_bytes, rank)
 
     def hops_ns(self, payload_bytes: int) -> Int64s:
-        """All messages of the pipeline, as ``estimates.training.hops_of`` has them."""
+        """All messages of the pipeline, as ``training.hops_of`` has them."""
         key = "hops", payload_bytes
         if key not in self.known:
             self.known[key] = hops_of(self, payload_bytes, len(self.line.hops))
@@ -198,3 +207,35 @@ class OverTiers:
         if self.outer_factor == 1:
             return network
         return replace(network, tiers=(*network.tiers[:-1], network.tiers[-1].narrowed(self.outer_factor)))
+
+
+@lru_cache(maxsize=4096)
+def placed(choice: NetworkChoice, degrees: Degrees) -> tuple[OverTiers, ...]:
+    """What carries a job on a network, of each sort of its pipelines: where all send at once, each has its share.
+
+    Raises:
+        BadTopology: If it does not fit.
+    """
+    used = fitting(choice, degrees)
+    found = seats_of(used.network, used.place(degrees))
+    return tuple(OverTiers(found, line, choice.algorithms) for line in found.lines)
+
+
+def links_between(over: Transport, payload_bytes: int, tensor: int) -> Topology:
+    """Places and links as replay has them, on which a message takes what it is said to take.
+
+    Args:
+        over: What carries it.
+        payload_bytes: Of a message, over all tensor-parallel ranks.
+        tensor: How many of them.
+    """
+    names = [f"place{place}" for place in over.places]
+    links: dict[tuple[str, str], Link] = {}
+    for rank, place in enumerate(names):
+        other = names[(rank + 1) % len(names)]
+        took = over.link_ns(payload_bytes // tensor, rank)
+        if took is not None:
+            bandwidth = max(1, round(payload_bytes * 1e9 / max(1, took[0])))
+            for one, two in ((place, other), (other, place)):
+                links.setdefault((one, two), Link(one, two, bandwidth, took[1]))
+    return Topology(tuple(names), tuple(links.values()))

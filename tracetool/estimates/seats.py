@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     import numpy as np
 
     from tracetool.estimates.training import Group
-    from tracetool.network.placement import Degrees, Dimension
+    from tracetool.network.placement import Degrees, Dimension, Placement
     from tracetool.network.tiers import Network
 
     Int64s = np.ndarray[Any, np.dtype[np.int64]]
@@ -119,6 +119,19 @@ def seats(network: Network, rule: str, degrees: Degrees) -> Seats:
     grid = np.zeros((), np.int64)
     for name in _OUTWARD:
         grid = grid[..., None] + np.array(along[name], np.int64)
+    return _seated(network, grid, degrees)
+
+
+def seats_of(network: Network, placement: Placement) -> Seats:
+    """A job on a network whose ranks have their devices."""
+    import numpy as np
+
+    wide = [placement.degrees.wide(name) for name in _OUTWARD]
+    return _seated(network, np.array(placement.devices, np.int64).reshape(wide), placement.degrees)
+
+
+def _seated(network: Network, grid: Int64s, degrees: Degrees) -> Seats:
+    """A job of which the devices are known by place along each dimension."""
     groups = {kind: _groups(network, grid, varied) for kind, varied in _VARIED.items()}
     apart = grid.transpose([_OUTWARD.index(name) for name in ("pp", "dp", "ep", "cp", "tp")])
     return Seats(network, groups, _lines(network, apart.reshape(degrees.pp, -1), degrees.cp * degrees.tp))
@@ -193,10 +206,10 @@ def _unlike(network: Network, members: Int64s) -> Int64s:
     """The first of each sort of rows, which lie alike in all tiers."""
     import numpy as np
 
+    if len(network.tiers) == 1:
+        return members[:1]
     inner = np.concatenate([members // network.inner_size(number) for number in range(1, len(network.tiers))], axis=1)
     wide = members.shape[1]
-    if not inner.shape[1]:
-        return members[:1]
     firsts = np.repeat(inner[:, ::wide], wide, axis=1)
     draw = np.random.default_rng(0).integers(1, 1 << 40, inner.shape[1])
     return members[np.sort(np.unique((inner - firsts) @ draw, return_index=True)[1])]

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tracetool.explore.seats import seats
-from tracetool.explore.transport import OverTiers
+from tracetool.estimates.seats import seats
+from tracetool.estimates.transport import OverTiers
 from tracetool.network.collectives import collective_ns, fitting
 from tracetool.network.placement import Degrees
 from tracetool.network.tiers import Network, Tier
