@@ -39,15 +39,24 @@ class Registry(Generic[T]):
         self._hint = hint
 
     @cached_property
-    def _loaders(self) -> dict[str, Callable[[], T]]:
+    def _third_party(self) -> dict[str, Callable[[], T]]:
         from importlib.metadata import entry_points
 
-        third_party = {point.name: partial(_load_plugin, point) for point in entry_points(group=self._group)}
-        return third_party | {name: partial(_load, target) for name, target in self._builtin.items()}
+        return {point.name: partial(_load_plugin, point) for point in entry_points(group=self._group)}
 
     def names(self) -> list[str]:
         """All names: built-ins in their listed order, then third parties by name."""
-        return [*self._builtin, *sorted(set(self._loaders) - set(self._builtin))]
+        return [*self._builtin, *self.plugin_names]
+
+    @property
+    def builtin_names(self) -> list[str]:
+        """Names of built-ins, in their listed order."""
+        return [*self._builtin]
+
+    @property
+    def plugin_names(self) -> list[str]:
+        """Names of third parties' that no built-in has. Looking them up takes as long as a small replay."""
+        return sorted(set(self._third_party) - set(self._builtin))
 
     def get(self, name: str) -> T:
         """Load the object of that name (case does not matter).
@@ -56,10 +65,13 @@ class Registry(Generic[T]):
             UnknownName: If nothing is registered under it; the message suggests close names.
             BrokenPlugin: If it is a third party's and cannot be loaded.
         """
-        loader = self._loaders.get(name) or self._loaders.get(name.lower())
-        if loader is None:
-            raise UnknownName(self._kind, name, self.names(), hint=self._hint and self._hint())
-        return loader()
+        for asked in (name, name.lower()):
+            if asked in self._builtin:
+                found: T = _load(self._builtin[asked])
+                return found
+            if asked in self._third_party:
+                return self._third_party[asked]()
+        raise UnknownName(self._kind, name, self.names(), hint=self._hint and self._hint())
 
 
 def _load(target: str) -> Any:

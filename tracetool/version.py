@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from functools import cache
 from pathlib import Path
 
@@ -13,9 +14,15 @@ def code_digest() -> str:
     """SHA-256 over the tool's own files: two installs that may read or reconstruct differently differ in it."""
     import hashlib
 
-    package = Path(__file__).parent
+    package = str(Path(__file__).parent)
     total = hashlib.sha256()
-    for file in sorted(f for f in package.rglob("*") if f.suffix in (".py", ".sql", ".c", ".h")):
-        total.update(f"{file.relative_to(package).as_posix()}\n".encode())
-        total.update(hashlib.sha256(file.read_bytes()).digest())
+    # What every command waits for: Path.rglob takes twice as long.
+    for folder, below, names in os.walk(package):
+        below.sort()
+        for name in sorted(names):
+            if name.endswith((".py", ".sql", ".c", ".h")):
+                path = os.path.join(folder, name)  # noqa: PTH118
+                total.update(f"{path.removeprefix(package)}\n".encode())
+                with open(path, "rb") as file:  # noqa: PTH123
+                    total.update(hashlib.sha256(file.read()).digest())
     return total.hexdigest()

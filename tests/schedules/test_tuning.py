@@ -64,7 +64,7 @@ def _toy(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.syspath_prepend(tmp_path)
     declared = EntryPoint("toy", "toy_schedule:SCHEDULE", "tracetool.schedules")
     assert "toy" not in SCHEDULES.names()
-    monkeypatch.delitem(vars(SCHEDULES), "_loaders")
+    monkeypatch.delitem(vars(SCHEDULES), "_third_party")
     monkeypatch.setattr("importlib.metadata.entry_points", lambda group: [declared] if group == declared.group else [])
 
 

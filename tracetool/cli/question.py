@@ -241,7 +241,6 @@ def ask(
     """
     from tracetool.ingestion.runs import open_run
     from tracetool.reconstruction import reconstruct
-    from tracetool.whatif.on_network import seated
     from tracetool.whatif.wording import placed, read_dc_map
 
     scenario = _scenario(words)
@@ -262,6 +261,8 @@ def ask(
     if dc_map is not None:
         scenario = replace(scenario, topology=placed(scenario.topology, dc_map, found))
     if choice is not None:
+        from tracetool.whatif.on_network import seated
+
         scenario = replace(scenario, topology=seated(choice, found))
     if words["link_sharing"] is not None and not has_maps and scenario.pipelines_on_link == 1:
         raise _nothing_shared()

@@ -91,6 +91,13 @@ def write_chakra(result: Answer, folder: Path, *, force: bool) -> None:
     say_written(f"{folder / name}.*.et", f"{len(traces)} ranks, {chosen.schedule}")
 
 
+def _drawn(result: Answer) -> str:
+    """The schedule that a picture shows."""
+    from tracetool.reports.gantt.picture import drawn_result
+
+    return drawn_result(result).schedule
+
+
 _TAKEN = frozenset({"paths", "step", "output", "equalize", "force", "as_json", "quiet", "verbose"})
 
 
@@ -304,8 +311,6 @@ def replay(
     from tracetool.cli.output import parse_counts
     from tracetool.reports import REPORTS
     from tracetool.reports.answer.verdict import screen
-    from tracetool.reports.gantt.picture import drawn_result
-    from tracetool.reports.recording.replayed_run import write_replayed_run
     from tracetool.schedules import parse_names
     from tracetool.schedules.names import check_schedules
     from tracetool.units import parse_duration_ns
@@ -346,11 +351,12 @@ def replay(
     facts = question.facts(recorded=as_json or any(form is REPORTS.get("json") for _, form in targets))
     for path, report in targets:
         write_file(path, report.render(result, facts, path.suffix.lower()), force=force)
-        drawn = drawn_result(result).schedule if report is REPORTS.get("gantt") else ""
-        say_written(path, drawn)
+        say_written(path, _drawn(result) if report is REPORTS.get("gantt") else "")
     if chakra is not None:
         write_chakra(result, chakra, force=force)
     if run_target is not None:
+        from tracetool.reports.recording.replayed_run import write_replayed_run
+
         names = write_replayed_run(result, question.run, run_target, facts.command, force=force)
         say_written(run_target, f"timelines observed, {', '.join(names)}")
     in_full = REPORTS.get("json" if as_json else "text").render(result, facts, "") if as_json or verbose else None

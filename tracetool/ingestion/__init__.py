@@ -19,7 +19,6 @@ from tracetool.ingestion.discover import (
 )
 from tracetool.ingestion.discover import Discovery as Discovery
 from tracetool.ingestion.discover import discover as discover
-from tracetool.ingestion.executors import SourceOutcome, Task, run_tasks
 from tracetool.model.notice import Progress as Progress
 from tracetool.model.notice import noted, unasked
 from tracetool.readers import ABSOLUTE_NS, Left, rows_table
@@ -31,6 +30,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     import pyarrow as pa
+
+    from tracetool.ingestion.executors import SourceOutcome, Task
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +100,8 @@ def write_run(
     complete: Callable[[Run], object] | None = None,
 ) -> Run:
     """Read discovered sources into a new Run; see :func:`ingest`."""
+    from tracetool.ingestion.executors import Task, run_tasks
+
     with RunWriter(output, force=force) as writer:
         asked = writer.folder, frozenset(options.keep), options.payload_bytes
         tasks = [Task(n, source, *asked) for n, source in enumerate(discovery.sources)]
@@ -123,6 +126,8 @@ def _read_apart(
     Raises:
         IngestError: If the ranks are not those of one job, each once.
     """
+    from tracetool.ingestion.executors import run_tasks
+
     kept: list[tuple[Task, SourceOutcome]] = []
     apart: list[DiscoveredSource] = []
     free: list[int] = []

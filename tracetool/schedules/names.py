@@ -19,7 +19,7 @@ from tracetool.model.schedule import OBSERVED
 from tracetool.schedules import SCHEDULES, Heeded, is_sourced, kind_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
     from pathlib import Path
 
     from tracetool.model.schedule import PipelineShape, Schedule
@@ -38,7 +38,7 @@ def schedule_name(name: str) -> str:
     Raises:
         UnknownName: If none is like it; the message suggests close names.
     """
-    if is_sourced(name):
+    if is_sourced(name) or name in SCHEDULES.builtin_names:
         return name
     known = {normalised(registered): registered for registered in SCHEDULES.names()}
     asked = normalised(name)
@@ -193,7 +193,7 @@ class Fit(NamedTuple):
 def recognise(observed: Schedule) -> Schedule | None:
     """The named schedule whose order on every rank equals the observed one, or None.
 
-    With few microbatches several schedules coincide; the plainest one is named.
+    With few microbatches several schedules coincide; the plainest one is named, ours before a third party's.
     """
     fit = best_fit(observed)
     return fit.schedule if fit is not None and fit.mismatches == 0 else None
@@ -216,24 +216,26 @@ def best_fit(observed: Schedule) -> Fit | None:
     return min(fits, key=lambda fit: fit.mismatches, default=None)
 
 
-def _candidates(observed: Schedule) -> list[Schedule]:
+def _candidates(observed: Schedule) -> Iterator[Schedule]:
+    """Schedules of a shape, those of third parties once nothing else is left."""
     candidates: list[Schedule] = []
-    for kind in _kinds_of(observed.shape):
-        for options in kind.options_in(observed):
-            try:
-                built = kind.build(observed.shape, options).validate()
-            except UnsupportedShape:
-                continue
-            if built not in candidates:
-                candidates.append(built)
-    return candidates
+    for are_plugins in (False, True):
+        for kind in _kinds_of(observed.shape, SCHEDULES.plugin_names if are_plugins else SCHEDULES.builtin_names):
+            for options in kind.options_in(observed):
+                try:
+                    built = kind.build(observed.shape, options).validate()
+                except UnsupportedShape:
+                    continue
+                if built not in candidates:
+                    candidates.append(built)
+                    yield built
 
 
-def _kinds_of(shape: PipelineShape) -> list[ScheduleKind]:
-    """Schedules of as many stages per rank, placed so, the plainest first."""
+def _kinds_of(shape: PipelineShape, names: Sequence[str]) -> list[ScheduleKind]:
+    """Those of some names that have as many stages per rank, placed so, the plainest first."""
     ranked = [
         (kind.recognition_rank, kind)
-        for kind in map(SCHEDULES.get, SCHEDULES.names())
+        for kind in map(SCHEDULES.get, names)
         if kind.recognition_rank is not None
         and (kind.least_chunks > 1) == (shape.chunks > 1)
         and (shape.chunks == 1 or kind.placement == shape.placement)
