@@ -8,6 +8,7 @@ from functools import cache
 from typing import TYPE_CHECKING
 
 import pytest
+from helpers.parsed import modules
 from helpers.recorded import ROOT
 
 from tracetool.tables.results import FIELDS
@@ -29,10 +30,7 @@ PROSE = ("look", "tell", "told", "found", "seen", "distrust")
 def _walked() -> list[tuple[Path, list[ast.AST]]]:
     """Every file of the product with its classes, functions and bindings."""
     kinds = (ast.ClassDef, ast.FunctionDef, ast.Name, ast.Attribute, ast.arg)
-    return [
-        (path.relative_to(PRODUCT), [n for n in ast.walk(ast.parse(path.read_bytes())) if isinstance(n, kinds)])
-        for path in sorted(PRODUCT.rglob("*.py"))
-    ]
+    return [(path, [node for node in ast.walk(tree) if isinstance(node, kinds)]) for path, tree in modules().items()]
 
 
 def _nodes(*rooms: str) -> Iterator[tuple[str, ast.AST]]:

@@ -5,13 +5,12 @@ from __future__ import annotations
 import ast
 from typing import TYPE_CHECKING
 
-from helpers.recorded import ROOT
+from helpers.parsed import last_name, modules
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
 MOST_BY_POSITION = 6
-MODULES = {path: ast.parse(path.read_text(encoding="utf-8")) for path in (ROOT / "tracetool").rglob("*.py")}
 ROWS = ("rows", "fetchall", "fetchone")
 
 
@@ -30,7 +29,7 @@ def _built_by_position(module: ast.Module, fields: dict[str, int]) -> list[int]:
         node.lineno
         for node in ast.walk(module)
         if isinstance(node, ast.Call)
-        and (name := ast.unparse(node.func).rpartition(".")[2]) in fields
+        and (name := last_name(node.func)) in fields
         and (
             len(node.args) > MOST_BY_POSITION
             or (fields[name] > MOST_BY_POSITION and any(isinstance(each, ast.Starred) for each in node.args))
@@ -48,27 +47,27 @@ def _read_by_position(module: ast.Module) -> list[int]:
         and isinstance(node.slice.value, int)
         and (
             (isinstance(node.value, ast.Name) and node.value.id in ("row", "record"))
-            or (isinstance(node.value, ast.Call) and ast.unparse(node.value.func).rpartition(".")[2] in ROWS)
+            or (isinstance(node.value, ast.Call) and last_name(node.value.func) in ROWS)
         )
     ]
 
 
 def test_no_record_of_the_product_is_built_from_many_values_by_position() -> None:
     fields: dict[str, int] = {}
-    for module in MODULES.values():
+    for module in modules().values():
         for name, count in _records(module):
             fields[name] = max(count, fields.get(name, 0))
     assert len(fields) > 100
     found = {
-        str(path.relative_to(ROOT)): lines
-        for path, module in MODULES.items()
+        str(path): lines
+        for path, module in modules().items()
         if (lines := _built_by_position(module, fields | dict(_records(module))))
     }
     assert found == {}
 
 
 def test_no_row_is_read_by_position() -> None:
-    found = {str(p.relative_to(ROOT)): lines for p, m in MODULES.items() if (lines := _read_by_position(m))}
+    found = {str(p): lines for p, m in modules().items() if (lines := _read_by_position(m))}
     assert found == {}
 
 

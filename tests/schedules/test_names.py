@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 
 import pytest
-from helpers.recorded import ROOT
+from helpers.parsed import modules
 
 from tracetool.errors import UnknownName
 from tracetool.model.schedule import OBSERVED
@@ -74,10 +74,10 @@ def test_who_uses_another_word_is_told_the_name(asked: str, told: str | None) ->
 def test_nothing_outside_the_library_spells_a_schedules_name() -> None:
     """What is asked of a schedule is a property of its kind; its name stands with it and in the registry alone."""
     spelled = {
-        (str(path.relative_to(ROOT / "tracetool")), node.value)
-        for path in (ROOT / "tracetool").rglob("*.py")
+        (str(path), node.value)
+        for path, tree in modules().items()
         if "schedules/library" not in str(path) and "studies" not in str(path)
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        for node in ast.walk(tree)
         if isinstance(node, ast.Constant) and node.value in SCHEDULES.names()
     }
     registry = {("schedules/__init__.py", name) for name in SCHEDULES.names()}

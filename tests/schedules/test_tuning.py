@@ -13,7 +13,7 @@ from importlib.metadata import EntryPoint
 from typing import TYPE_CHECKING
 
 import pytest
-from helpers.recorded import ROOT
+from helpers.parsed import modules
 from helpers.synthetic import found, pipeline, places, scenario
 
 from tracetool.advice import advise
@@ -162,8 +162,8 @@ def test_the_command_line_knows_it(capsys: pytest.CaptureFixture[str]) -> None:
     "room", ["advice", "causes", "comparison", "explanation", "replays", "sweeps", "validation", "whatif"]
 )
 def test_no_room_names_a_schedule_that_is_tuned_or_imports_one(room: str) -> None:
-    for path in sorted((ROOT / "tracetool" / room).rglob("*.py")):
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+    for path, tree in modules().items():
+        for node in ast.walk(tree) if path.parts[0] == room else ():
             if isinstance(node, ast.Constant):
                 assert node.value not in {"geopipe", "csv:"}, f"{path.name}:{node.lineno}"
             if isinstance(node, ast.ImportFrom):

@@ -1,0 +1,24 @@
+"""The product's modules as syntax trees, parsed once per worker and not while tests are collected."""
+
+from __future__ import annotations
+
+import ast
+from functools import cache
+from typing import TYPE_CHECKING
+
+from helpers.recorded import ROOT
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+@cache
+def modules() -> dict[Path, ast.Module]:
+    """By their place within the package; nobody changes them."""
+    product = ROOT / "tracetool"
+    return {path.relative_to(product): ast.parse(path.read_bytes()) for path in sorted(product.rglob("*.py"))}
+
+
+def last_name(node: ast.expr) -> str | None:
+    """What a call's function, or an attribute, is called in the end: ``c`` of ``a.b.c``."""
+    return node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else None
