@@ -83,20 +83,20 @@ def read_toml(path: Path, kind: type[S], hint: str) -> S:
     try:
         return msgspec.convert(document, kind)
     except msgspec.ValidationError as error:
-        raise ScenarioError(f"{path}: {_fault(error, kind)}.", hint=hint) from error
+        raise ScenarioError(f"{path}: {_fault(error, kind)}", hint=hint) from error
 
 
 def _fault(error: msgspec.ValidationError, kind: type[msgspec.Struct]) -> str:
-    """What msgspec found, with the key in front, and what may be meant."""
+    """What msgspec found, as a sentence with the key in front, and what may be meant."""
     text, _, place = str(error).partition(" - at ")
     key = place.strip("`").removeprefix("$").removeprefix(".")
     unknown = re.search(r"unknown field `(.*)`", text)
     close = difflib.get_close_matches(unknown[1], _keys(kind), n=1) if unknown else []
-    guess = f"; is {close[0]!r} meant?" if close else ""
+    end = f"; is {close[0]!r} meant?" if close else "."
     expected = _TEXT_EXPECTED.fullmatch(text)
     if expected:
         text = f"{expected[1]} stands where text in quotes is expected, with its unit if it has one (such as '78%')"
-    return (f"{key}: " if key else "") + text.rstrip(".").replace("`", "'").replace("Object", "it") + guess
+    return (f"{key}: " if key else "") + text.rstrip(".").replace("`", "'").replace("Object", "it") + end
 
 
 def _keys(kind: type[msgspec.Struct]) -> list[str]:
