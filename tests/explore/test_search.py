@@ -15,6 +15,7 @@ from tracetool.estimates.training import Training
 from tracetool.estimates.transformer import Experts, Transformer
 from tracetool.explore.bounds import bounds_of
 from tracetool.explore.candidates import candidates
+from tracetool.explore.crossing import tier_bytes
 from tracetool.explore.judge import Judge
 from tracetool.explore.plan import JobPlan, Workload
 from tracetool.explore.progress import SearchWork
@@ -154,3 +155,23 @@ def test_a_search_goes_on_from_its_file_and_is_the_same_with_more_workers(tmp_pa
 def test_axes_are_read_as_they_are_written() -> None:
     found: dict[AxisName, Values] = read_axes(["tp=8", "beside=on"], ["schedule=1f1b,zb-h1", "placement=tp,pp;tp,dp"])
     assert found == {"tp": (8,), "beside": (True,), "schedule": ("1f1b", "zb-h1"), "placement": ("tp,pp", "tp,dp")}
+
+
+@pytest.mark.parametrize("seed", [1, 3])
+def test_budgets_of_bytes_over_the_link_give_the_fastest_plan_within_them(seed: int) -> None:
+    """Of all plans judged one by one, each with the bytes that it moves."""
+    space = drawn_space(seed)
+    judge = Judge(space.workload)
+    whole = PlanSearch(space, judge)
+    held = candidates(space)
+    runs = [done for done in judge.judge([b.at(n) for b in held.bases for n in range(b.size)]) if done.runs]
+    moved = [tier_bytes(space.workload, done.plan)[-1] for done in runs]
+    assert len(set(moved)) > 3
+    for budget in sorted(set(moved))[:3]:
+        within = [done.step_ns for done, size in zip(runs, moved, strict=True) if size <= budget]
+        found = whole.run(crossing_bytes=budget)
+        assert found.best is not None
+        assert found.best.step_ns == min(within)
+        counted = sum(found.pruned.values()) + found.replayed + sum(found.refused.values())
+        assert counted == found.candidates
+    assert whole.run(crossing_bytes=min(moved) - 1).best is None

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, NamedTuple
 
 from tracetool.errors import TraceToolError
+from tracetool.explore.crossing import tier_bytes
 from tracetool.explore.judge import Judge
 from tracetool.explore.progress import SearchWork
 from tracetool.explore.search import EXHAUSTIVE, RIVAL_RATIO, PlanSearch
@@ -97,6 +98,7 @@ class Exploration:
         deciding: For the nearest of them, the cheapest measurement that would decide.
         unproven: The best of schedules that were never compared with a recorded step.
         front: The fastest plan, and the fastest ones within less and less memory.
+        crossing_front: The fastest plan, and the fastest ones that move less and less over the outermost tier.
         turned: Figures that would change the answer.
         error_ratio: How far off a step may be; None if nothing tells.
     """
@@ -111,6 +113,7 @@ class Exploration:
     rivals: tuple[Judged, ...]
     deciding: tuple[Deciding, ...]
     front: tuple[Judged, ...]
+    crossing_front: tuple[Judged, ...]
     turned: tuple[Turned, ...]
     error_ratio: float | None = None
 
@@ -182,6 +185,7 @@ def explore(
         rivals=rivals,
         deciding=() if best is None else tuple(_deciding(space.workload, best, rivals[:_NEAREST])),
         front=() if best is None else tuple(_front(whole, best, work)),
+        crossing_front=() if best is None else tuple(_crossing_front(space.workload, whole, best, work)),
         turned=() if best is None else tuple(_turned(space.workload, found)),
         error_ratio=error_ratio,
     )
@@ -248,6 +252,19 @@ def _front(whole: PlanSearch, best: Judged, work: SearchWork) -> Iterator[Judged
         yield now
         found = whole.run(hbm_bytes=int(now.peak_hbm_bytes * _LESS_MEMORY))
         now = found.best
+
+
+def _crossing_front(workload: Workload, whole: PlanSearch, best: Judged, work: SearchWork) -> Iterator[Judged]:
+    """The fastest plan, then the fastest that moves a half of that over the outermost tier, and so on down to none."""
+    now: Judged | None = best
+    for _ in range(_BUDGETS):
+        if now is None or work.is_over:
+            return
+        yield now
+        crossing = tier_bytes(workload, now.plan)[-1]
+        if not crossing:
+            return
+        now = whole.run(crossing_bytes=crossing // 2).best
 
 
 def figures_off(workload: Workload) -> Iterator[tuple[str, float, Workload]]:

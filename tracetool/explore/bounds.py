@@ -28,7 +28,6 @@ import numpy as np
 
 from tracetool.estimates.form import FIGURES, HeldMost
 from tracetool.estimates.training import default_order, holds_up, traits_of
-from tracetool.schedules import kind_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -172,7 +171,7 @@ def _sort(order: PlanOrder) -> _OrderSort:
     traits = traits_of(name, order.chunks)
     return _OrderSort(
         order.chunks,
-        kind_of(name).placement if order.schedule else "loop",
+        order.placement,
         traits.splits,
         holds_up(name, order.p2p),
         traits.blocks and order.p2p is None,

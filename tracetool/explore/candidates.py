@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from tracetool.explore.space import Space
     from tracetool.model.pipeline import P2PMode
     from tracetool.model.scenario import LinkSharing
+    from tracetool.model.schedule import Placement
     from tracetool.network.collectives import Algorithm
     from tracetool.network.tiers import Network
 
@@ -37,6 +38,11 @@ class PlanOrder(NamedTuple):
     chunks: int
     extra_forwards: tuple[int, ...]
     p2p: P2PMode | None
+
+    @property
+    def placement(self) -> Placement:
+        """Which rank has which stage."""
+        return kind_of(self.schedule).placement if self.schedule else "loop"
 
     def of(self, training: Training) -> Training:
         """Training in this order."""

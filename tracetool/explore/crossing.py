@@ -6,6 +6,7 @@ every other one, as in ``network.traffic``; other ways to run a collective carry
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from tracetool.estimates.seats import seats
@@ -18,7 +19,9 @@ if TYPE_CHECKING:
 
     from tracetool.estimates.seats import Groups
     from tracetool.estimates.training import Group
+    from tracetool.explore.candidates import Base
     from tracetool.explore.plan import JobPlan, Workload
+    from tracetool.replays.flow import Int64s
 
 
 def tier_bytes(workload: Workload, plan: JobPlan) -> tuple[int, ...]:
@@ -35,6 +38,32 @@ def tier_bytes(workload: Workload, plan: JobPlan) -> tuple[int, ...]:
             sums[number] += count * size
     sums[-1] *= plan.compression_ratio
     return tuple(map(round, sums))
+
+
+def outer_bytes(workload: Workload, bases: Sequence[Base], needed: Sequence[bool]) -> Int64s:
+    """Bytes that the steps of all plans of bases move over the outermost tier: they depend on where stages are alone.
+
+    Args:
+        workload: What is trained, and on what.
+        bases: Which.
+        needed: Of each plan, whether its bytes are asked for; of others they are 0.
+    """
+    import numpy as np
+
+    found = np.zeros(len(needed), np.int64)
+    at = 0
+    for base in bases:
+        known: dict[tuple[int, str], int] = {}
+        for order in base.orders:
+            uses = slice(at, at := at + len(base.uses))
+            if not any(needed[uses]):
+                continue
+            placed = order.chunks, order.placement
+            if placed not in known:
+                plan = replace(base.plan, training=order.of(base.plan.training))
+                known[placed] = tier_bytes(workload, plan)[-1]
+            found[uses] = known[placed]
+    return found
 
 
 _GROUPS: dict[tuple[str, ...], Group] = {("cp", "ep", "dp"): "gradients", ("cp", "dp"): "expert_gradients"}

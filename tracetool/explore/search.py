@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from tracetool.explore.bounds import BOUNDS, PlanBounds
 from tracetool.explore.candidates import candidates
+from tracetool.explore.crossing import outer_bytes
 from tracetool.explore.judge import MEMORY, Judge
 from tracetool.explore.progress import SearchFile, SearchWork, judged_of
 
@@ -23,6 +25,8 @@ EXHAUSTIVE = 300
 """Spaces of so many plans are replayed whole."""
 RIVAL_RATIO = 0.02
 """Plans are replayed as long as they may be as fast as the best one but for this."""
+CROSSING = "bytes over the outermost tier"
+"""Why a plan is not replayed that moves more than it may."""
 _FIRST, _MOST = 64, 1024
 
 
@@ -96,17 +100,31 @@ class PlanSearch:
     def _plan(self, row: int) -> JobPlan:
         return self._held.bases[int(self._bounds.base[row])].at(int(self._bounds.within[row]))
 
-    def run(self, *, hbm_bytes: int | None = None, exhaustive: int = 0, rival_ratio: float = 0.0) -> Found:
+    @cached_property
+    def _outer_bytes(self) -> Int64s:
+        fits = self._bounds.memory_bytes <= self._judge.workload.hbm_bytes
+        return outer_bytes(self._judge.workload, self._held.bases, fits.tolist())
+
+    def run(
+        self,
+        *,
+        hbm_bytes: int | None = None,
+        crossing_bytes: int | None = None,
+        exhaustive: int = 0,
+        rival_ratio: float = 0.0,
+    ) -> Found:
         """Find the fastest plan.
 
         Args:
             hbm_bytes: Memory of a device, if less than the workload's.
+            crossing_bytes: What a step may move over the outermost tier; None for any.
             exhaustive: Up to so many candidates are replayed whole.
             rival_ratio: Plans are replayed that may be slower than the best one by this.
         """
         told = self._work.progress
         room = self._judge.workload.hbm_bytes if hbm_bytes is None else hbm_bytes
-        order = np.flatnonzero(self._bounds.memory_bytes <= room)
+        fits = self._bounds.memory_bytes <= room
+        order = np.flatnonzero(fits if crossing_bytes is None else fits & (self._outer_bytes <= crossing_bytes))
         order = order[np.argsort(self._least[order], kind="stable")]
         told.start(self.size)
         told.advance(self.size - len(order))
@@ -133,7 +151,8 @@ class PlanSearch:
             told.advance(len(some))
             size = min(2 * size, _MOST)
         self._file.write(self._bounds, self._done, now=True)
-        return self._found(judged, refused, order, at, None if best is None else best * (1 + rival_ratio))
+        without = Counter({MEMORY: self.size - int(fits.sum()), CROSSING: int(fits.sum()) - len(order)})
+        return self._found(judged, refused, order[at:], without, None if best is None else best * (1 + rival_ratio))
 
     def _replayed(self, rows: list[int]) -> list[int]:
         """Rows, of which those that were not are replayed."""
@@ -143,13 +162,17 @@ class PlanSearch:
         return rows
 
     def _found(
-        self, judged: list[tuple[int, Judged]], refused: Counter[str], order: Int64s, at: int, limit: float | None
+        self,
+        judged: list[tuple[int, Judged]],
+        refused: Counter[str],
+        rest: Int64s,
+        without: Counter[str],
+        limit: float | None,
     ) -> Found:
         judged.sort(key=lambda pair: (pair[1].step_ns, pair[0]))
-        rest = order[at:]
         cut = rest[self._least[rest] > limit] if limit is not None else rest[:0]
         by_link = int((self._bounds.link_ns[cut] > self._bounds.compute_ns[cut]).sum())
-        pruned = Counter({"compute": len(cut) - by_link, "busiest link": by_link, MEMORY: self.size - len(order)})
+        pruned = Counter({"compute": len(cut) - by_link, "busiest link": by_link}) + without
         best = judged[0][1].step_ns if judged else 0
         left = len(rest) - len(cut)
         return Found(

@@ -126,6 +126,9 @@ class ExplorationInfo(Head, kw_only=True):
     rivals: Annotated[list[JudgedInfo], doc("Plans unlike the best one and within its error.")]
     deciding: Annotated[list[DecidingInfo], doc("For the nearest rivals, what to measure to decide.")]
     front: Annotated[list[JudgedInfo], doc("The fastest plan for each budget of memory, the fastest first.")]
+    crossing_front: Annotated[
+        list[JudgedInfo], doc("The fastest plan for each budget of bytes over the outermost tier, the fastest first.")
+    ]
     turned: Annotated[list[TurnedInfo], doc("Figures that would change the answer.")]
     failures: Annotated[FailuresInfo | None, doc("What failures of the fleet do; null if none was asked for.")]
     candidates: Annotated[int, doc("Plans of the space.")]
@@ -179,6 +182,7 @@ def exploration_info(done: Exploration, facts: ExplorationFacts, failures: Failu
             for each in done.deciding
         ],
         front=[_plan(done, one) for one in done.front],
+        crossing_front=[_plan(done, one) for one in done.crossing_front],
         turned=[as_struct(TurnedInfo, each, best=_plan(done, each.judged)) for each in done.turned],
         failures=None if failures is None else _failures(done, failures),
         candidates=results.candidates,

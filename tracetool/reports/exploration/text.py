@@ -170,6 +170,12 @@ def other_lines(done: Exploration, best: Judged, *, verbose: bool) -> list[str]:
             f"  with {format_size(one.peak_hbm_bytes)} of HBM: {format_duration(one.step_ns)}: {one.plan.text}"
             for one in done.front
         ]
+        outer = done.space.workload.choice.network.tiers[-1].name
+        lines += [
+            f"  with {format_size(tier_bytes(done.space.workload, one.plan)[-1])} over {outer}: "
+            f"{format_duration(one.step_ns)}: {one.plan.text}"
+            for one in done.crossing_front[1:]
+        ]
     turned = done.turned if verbose else done.turned[:1]
     lines += [
         f"  with {each.figure} off by {each.change_ratio:+.0%} another plan is {each.lost_ratio:.1%} faster: "
