@@ -15,7 +15,7 @@ from tracetool.model.action import ActionKind
 from tracetool.model.timeline import RankOp, TailCollective
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from tracetool.costs.over_links import OverLinks
     from tracetool.model.action import CollectiveUse
@@ -82,7 +82,7 @@ class _Run:
         self._serve = serve
         self._spans: list[list[Span]] = [[] for _ in visits]
         # A name that a rank has twice is two meetings.
-        self._names = [_numbered(of_rank) for of_rank in visits]
+        self._names = [numbered_meetings(visit.meet for visit in of_rank) for of_rank in visits]
         self._missing = Counter(name for of_rank in self._names for name in of_rank if name is not None)
         self._arrived: dict[tuple[str, int], list[int]] = defaultdict(list)
         self._ready: list[tuple[int, list[int]]] = []
@@ -130,15 +130,16 @@ class _Run:
             self._come(rank)
 
 
-def _numbered(visits: Sequence[Visit]) -> list[tuple[str, int] | None]:
+def numbered_meetings(meets: Iterable[str | None]) -> list[tuple[str, int] | None]:
+    """Meetings of a rank in order, each with its number: a name that it has twice is two. None meets nobody."""
     counts: Counter[str] = Counter()
     names: list[tuple[str, int] | None] = []
-    for visit in visits:
-        if visit.meet is None:
+    for meet in meets:
+        if meet is None:
             names.append(None)
             continue
-        names.append((visit.meet, counts[visit.meet]))
-        counts[visit.meet] += 1
+        names.append((meet, counts[meet]))
+        counts[meet] += 1
     return names
 
 

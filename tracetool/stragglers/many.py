@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from tracetool.model.topology import Topology
 from tracetool.replays.compiled import Compiled
 from tracetool.replays.sweeping import Durations, make_plan, sweep
+from tracetool.replays.tail import numbered_meetings
 from tracetool.stragglers.equalize import Where
 
 if TYPE_CHECKING:
@@ -200,7 +201,7 @@ def _met(starts: Int64s, parts: Sequence[Parts], durations: Sequence[Int64s]) ->
     import numpy as np
 
     now = list(starts)
-    names = [_numbered(of_rank) for of_rank in parts]
+    names = [numbered_meetings(part.meet for part in of_rank) for of_rank in parts]
     missing = Counter(name for of_rank in names for name in of_rank if name is not None)
     place = [0] * len(parts)
     arrived: dict[tuple[str, int], list[int]] = defaultdict(list)
@@ -223,16 +224,3 @@ def _met(starts: Int64s, parts: Sequence[Parts], durations: Sequence[Int64s]) ->
             place[each] += 1
         moving += there
     return None if arrived else np.stack(now)
-
-
-def _numbered(parts: Parts) -> list[tuple[str, int] | None]:
-    """Meetings of a rank: a name that it has twice is two."""
-    seen: Counter[str] = Counter()
-    names: list[tuple[str, int] | None] = []
-    for part in parts:
-        if part.meet is None:
-            names.append(None)
-            continue
-        names.append((part.meet, seen[part.meet]))
-        seen[part.meet] += 1
-    return names
