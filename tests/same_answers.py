@@ -38,23 +38,7 @@ ROOT = Path(__file__).resolve().parent.parent
 
 # Fields of JSON that may differ, and why: "VERB /path/*/field" of the answer's file or stdout.
 ALLOWED: dict[str, str] = {
-    "ingest /stand_ins": "which recorded rank stands for which that was not",
-    "info /stand_ins": "which recorded rank stands for which that was not",
     "info /sources/*/note_codes": "what each note of a source is about",
-    "replay /taken/copied_spread_ratio": "how far recorded ranks of a copied stage are apart",
-    "advise /taken/copied_spread_ratio": "how far recorded ranks of a copied stage are apart",
-    "explain /taken/copied_spread_ratio": "how far recorded ranks of a copied stage are apart",
-    "compare /*/scenario/copied_spread_ratio": "how far recorded ranks of a copied stage are apart",
-    "replay /baseline/slowest": "which pipeline and rank set the step, of all together",
-    "replay /results/*/slowest": "which pipeline and rank set the step, of all together",
-    "replay /pipelines": "the pipelines of a job by their costs",
-    "advise /now/slowest": "which pipeline and rank set the step, of all together",
-    "advise /offers/*/layers": "what layers that overlap otherwise make of the plan",
-    "sweep /points/*/overlap": "layers that overlap otherwise are swept too",
-    "sweep /points/*/tensor_bandwidth_bytes_per_s": "links inside layers are swept too",
-    "sweep /knees/*/overlap": "layers that overlap otherwise are swept too",
-    "sweep /knees/*/tensor_bandwidth_bytes_per_s": "links inside layers are swept too",
-    "sweep /layers": "what layers that overlap otherwise buy",
 }
 
 # Commands in the order in which they need each other's files; ``> FILE`` keeps what a command prints.
