@@ -341,3 +341,41 @@ def test_a_database_of_something_else_is_none(tmp_path: Path) -> None:
     with pytest.raises(IngestError, match="no trace"):
         discover([tmp_path])
     assert How().payloads
+
+
+def test_kernels_of_a_graph_share_the_launch_and_its_operator(tmp_path: Path) -> None:
+    """``node`` mode: thousands of kernels have the correlation of one launch."""
+    tables = Tables()
+    process = 7 << 24
+    tables.add(NVTX, start=0, end=50, eventType=NESTED, text="aten::replay, op_id = 1", globalTid=process | 7,
+               domainId=0)  # fmt: skip
+    tables.add(CALLS, start=10, end=20, globalTid=process | 7, correlationId=3, nameId=tables.text("cudaGraphLaunch"))
+    for number in range(3):
+        tables.add(KERNELS, start=30 + 10 * number, end=35 + 10 * number, deviceId=0, streamId=7, correlationId=3,
+                   globalPid=process, demangledName=tables.text(f"kernel{number}"))  # fmt: skip
+    run = ingest([tables.write(tmp_path / "rank0.sqlite")], tmp_path / "x.run")
+    assert run.rows(
+        "SELECT k.name, l.name, o.name FROM events k JOIN events l ON l.correlation = k.correlation "
+        "AND l.category = 'launch' JOIN events o ON o.external_id = k.external_id AND o.category = 'op' "
+        "WHERE k.category = 'kernel' ORDER BY 1"
+    ) == [(f"kernel{number}", "cudaGraphLaunch", "aten::replay") for number in range(3)]
+
+
+@pytest.mark.parametrize("zero", [-77_000_000, 2**53, EPOCH])
+def test_times_before_the_capture_and_large_ids_are_exact(zero: int, tmp_path: Path) -> None:
+    """Neither ids nor times go through floats, and what began before the capture has a negative time."""
+    tables = Tables()
+    process, correlation = (7 << 24) - 2**57, 2**53 + 1
+    tables.add("TARGET_INFO_SESSION_START_TIME", utcEpochNs=EPOCH)
+    for number in (0, 1):
+        tables.add(CALLS, start=zero + number, end=zero + number + 1, globalTid=process | 7, nameId=1,
+                   correlationId=correlation + number)  # fmt: skip
+        tables.add(KERNELS, start=zero + 3 + number, end=zero + 5 + number, deviceId=0, streamId=7, globalPid=process,
+                   correlationId=correlation + number, demangledName=1)  # fmt: skip
+    tables.add("StringIds", id=1, value="kernel")
+    run = ingest([tables.write(tmp_path / "rank0.sqlite")], tmp_path / "x.run")
+    base = 0 if zero == EPOCH else EPOCH
+    assert run.rows(
+        "SELECT l.start_ns, k.start_ns, k.correlation FROM events k JOIN events l ON l.correlation = k.correlation "
+        "AND l.category = 'launch' WHERE k.category = 'kernel' ORDER BY 1"
+    ) == [(base + zero + n, base + zero + 3 + n, correlation + n) for n in (0, 1)]

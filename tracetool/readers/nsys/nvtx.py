@@ -30,8 +30,8 @@ _MOST_BYTES = 2**58
 _MOST_RANKS = 2**31
 _MOST_NAMES = 1 << 12
 
-_SUFFIX = re.compile(r", (?:seq|op_id|sizes|input_op_ids) = ")
 _SEQUENCE = re.compile(r", seq = (\d{1,18})(?=,|$)")
+_SUFFIX = re.compile(rf"{_SEQUENCE.pattern}|, (?:seq|op_id|sizes|input_op_ids) = ")
 _SHAPES = re.compile(r", sizes = (\[.*\])(?:, input_op_ids|$)")
 # Kineto calls them annotations too: user scopes, which emit_nvtx numbers like ops.
 _ANNOTATION = re.compile(
@@ -66,9 +66,12 @@ def read_name(text: str) -> Named:
     at = _SUFFIX.search(text)
     if at is None:
         return _kind_of(text, is_numbered=False, is_appended_to=False)
-    sequence = _SEQUENCE.search(text, at.start())
-    named = _kind_of(text[: at.start()], is_numbered=sequence is not None, is_appended_to=True)
-    return named if sequence is None else Named("op", named.name, int(sequence[1]))
+    number = at[1]
+    if number is None and ", seq = " in text:  # most have it first, or not at all
+        behind = _SEQUENCE.search(text, at.start())
+        number = behind[1] if behind is not None else None
+    named = _kind_of(text[: at.start()], is_numbered=number is not None, is_appended_to=True)
+    return named if number is None else Named("op", named.name, int(number))
 
 
 @lru_cache(maxsize=_MOST_NAMES)
