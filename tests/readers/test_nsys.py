@@ -379,3 +379,21 @@ def test_times_before_the_capture_and_large_ids_are_exact(zero: int, tmp_path: P
         "SELECT l.start_ns, k.start_ns, k.correlation FROM events k JOIN events l ON l.correlation = k.correlation "
         "AND l.category = 'launch' WHERE k.category = 'kernel' ORDER BY 1"
     ) == [(base + zero + n, base + zero + 3 + n, correlation + n) for n in (0, 1)]
+
+
+def test_the_advanced_trace_tells_sizes_and_places(tmp_path: Path) -> None:
+    """Names without NCCL's prefix, and JSON alone: count and type of an entry, and who is where by each operation."""
+    for rank, (name, peer) in enumerate((("Send", 1), ("Recv", 0))):
+        tables, process = Tables(), (7 + rank) << 24
+        _process(tables, 7 + rank)
+        tables.add(NVTX, start=0, eventType=75, text="NCCL", globalTid=process | 7, domainId=4)
+        told = {"commHash": 2**64 - 5, "rank": rank, "peer": peer, "count": 4096, "dataType": "ncclBfloat16"}
+        tables.add(NVTX, start=2, end=4, eventType=NESTED, text=name, globalTid=process | 7, domainId=4,
+                   jsonText=json.dumps(told))  # fmt: skip
+        tables.add("META_DATA_CAPTURE", name="PROCESS_0:ENVIRONMENT_VARIABLE", value=f'RANK="{rank + 2}"')
+        tables.write(tmp_path / f"{rank}.sqlite")
+    run = ingest([tmp_path], tmp_path / "x.run")
+    columns = "rank, operation, peer, payload_bytes, communicator, group_ranks"
+    assert run.rows(f"SELECT {columns} FROM comms ORDER BY 1") == [
+        (2, "send", 3, 8192, str(2**64 - 5), []), (3, "recv", 2, 8192, str(2**64 - 5), []),
+    ]  # fmt: skip

@@ -43,6 +43,7 @@ _RANK_OF_MARK = re.compile(r"^iter_(\d{1,9})_\d{1,9}$")
 _RANK_OF_THREAD = re.compile(r"^MPI Rank (\d{1,9})$")
 _INIT = re.compile(r"^ncclComm(InitRank|Split)")
 _MOST_MEMBERS = 1 << 20
+_MOST_JOINED = 1 << 10
 _MOST_PROCESSES = 4096
 _MOST_DEVICES = 1 << 20
 
@@ -52,7 +53,7 @@ class Joined(NamedTuple):
 
     Attributes:
         communicator: Its id as unsigned decimal text; empty before NCCL 2.25, whose records name none.
-        size: Ranks in it.
+        size: Ranks in it; 0 if only the place is known, as NCCL's advanced trace tells it.
         place: The process' rank within it.
     """
 
@@ -192,19 +193,19 @@ def communicators_of(processes: Iterable[GpuProcess]) -> dict[str, Communicator]
     sizes: dict[str, int] = {}
     for process in mine:
         for joined in process.joined:
-            if joined.size == world and process.rank is None:
-                process.rank = joined.place
-            if joined.size == world:
+            if joined.size == world > 0:
+                process.rank = joined.place if process.rank is None else process.rank
                 process.world_size = process.world_size or world
     for process in mine:
         for joined in process.joined:
             if joined.communicator:
-                sizes[joined.communicator] = joined.size
+                sizes[joined.communicator] = max(joined.size, sizes.get(joined.communicator, 0))
                 members[joined.communicator][joined.place] = process.rank
     communicators = {}
     for name, size in sizes.items():
-        ranks = tuple(members[name].get(place) for place in range(size))
-        communicators[name] = Communicator(name, tuple(range(size)) if size == world and None in ranks else ranks)
+        # Without a size there may be more behind the last one known.
+        ranks = tuple(members[name].get(place) for place in range(size or max(members[name]) + 2))
+        communicators[name] = Communicator(name, tuple(range(size)) if size == world > 0 and None in ranks else ranks)
     return communicators
 
 
@@ -238,17 +239,20 @@ def _ranges(stored: Stored) -> _Ranges:
         if pid is None or name is None or not domains.is_nccl(pid, domain, name):
             continue
         ranges.users.add(pid)
-        joined = _joined(payloads.decoded(blob, json_text)) if _INIT.match(name) else None
-        if joined is not None:
-            ranges.joined.setdefault(pid, []).append(joined)
+        mine = ranges.joined.setdefault(pid, [])
+        if not _INIT.match(name) and (name.startswith("nccl") or len(mine) >= _MOST_JOINED):
+            continue
+        joined = _joined(payloads.decoded(blob, json_text))
+        if joined is not None and joined not in mine:
+            mine.append(joined)
     return ranges
 
 
 def _joined(payload: Payload) -> Joined | None:
     size, place = payload.size, payload.rank
-    if size is None or place is None or not 0 <= place < size <= _MOST_MEMBERS:
+    if place is None or not place < (_MOST_MEMBERS if size is None else size) <= _MOST_MEMBERS:
         return None
-    return Joined(payload.communicator or "", size, place)
+    return None if not (size or payload.communicator) else Joined(payload.communicator or "", size or 0, place)
 
 
 def _base_ns(stored: Stored) -> int:

@@ -123,7 +123,7 @@ class Payloads:
             place = whole(offset) or 0
             layout = _FORMATS.get(whole(kind) or 0)
             if isinstance(domain, int) and isinstance(schema, int) and layout and 0 <= place < 1 << 16:
-                self._entries[domain, schema][_SAME.get(str(name), str(name))] = place, layout
+                self._entries[domain, schema][_called(name)] = place, layout
 
     def decoded(self, blob: object, json_text: object) -> Payload:
         """What a payload says; of one that cannot be read nothing."""
@@ -133,10 +133,12 @@ class Payloads:
             values = _of_json(json_text)
         else:
             return _NOTHING
-        identifier = values.get(_COMMUNICATOR)
+        identifier, size = values.get(_COMMUNICATOR), values.get(_BYTES)
+        if size is None and _COUNT in values and _TYPE in values:
+            size = values[_COUNT] * values[_TYPE]
         return Payload(
             None if not identifier else str(identifier % 2**64),
-            _within(values.get(_BYTES), _MOST_BYTES),
+            _within(size, _MOST_BYTES),
             _within(values.get(_PEER), _MOST_RANKS),
             _within(values.get(_SIZE), _MOST_RANKS),
             _within(values.get(_RANK), _MOST_RANKS),
@@ -166,16 +168,33 @@ def _of_json(text: str) -> Mapping[str, int]:
         elif isinstance(one, dict):
             named = one.get("name"), one.get("value")
             for name, value in (*one.items(), named):
-                number = whole(value)
+                called = _called(name)
+                number = whole(value) if called != _TYPE else _TYPE_BYTES.get(str(value).lower())
                 if number is not None:
-                    values.setdefault(_SAME.get(str(name), str(name)), number)
+                    values.setdefault(called, number)
                 elif isinstance(value, (dict, list)):
                     waiting.append(value)
     return values
 
 
-_SAME = {"commHash": _COMMUNICATOR, "peer": _PEER, "bytes": _BYTES, "nRanks": _SIZE, "Bytes": _BYTES}
+def _called(name: object) -> str:
+    """A figure of a payload by its name in NCCL 2.25, whoever wrote it."""
+    return _SAME.get(str(name).lower(), str(name))
+
+
+_COUNT, _TYPE = "count", "datatype"
+_SAME = {
+    "commhash": _COMMUNICATOR, "peer": _PEER, "bytes": _BYTES, "nranks": _SIZE, "rank": _RANK, _COUNT: _COUNT,
+    _TYPE: _TYPE,
+}  # fmt: skip
 """Names of the advanced trace of NCCL, and of sends and receives before NCCL 2.25."""
+_TYPES: tuple[tuple[int, tuple[str, ...]], ...] = (  # ncclDataType_t in its order: bytes and names
+    (1, ("int8", "char")), (1, ("uint8",)), (4, ("int32", "int")), (4, ("uint32",)), (8, ("int64",)), (8, ("uint64",)),
+    (2, ("float16", "half")), (4, ("float32", "float")), (8, ("float64", "double")), (2, ("bfloat16",)),
+    (1, ("float8e4m3",)), (1, ("float8e5m2",)),
+)  # fmt: skip
+_TYPE_BYTES = {str(number): size for number, (size, _) in enumerate(_TYPES)}
+_TYPE_BYTES |= {f"{prefix}{name}": size for size, names in _TYPES for name in names for prefix in ("", "nccl")}
 
 
 def _within(value: int | None, limit: int) -> int | None:
