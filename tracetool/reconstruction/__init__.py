@@ -27,7 +27,7 @@ from tracetool.reconstruction.memory.log import record_standing_buffers
 from tracetool.reconstruction.reasons import captured, with_cause
 from tracetool.reconstruction.recorded_step import RecordedStep, record_other_steps, record_step, with_beside
 from tracetool.reconstruction.steps import Step, choose_step, steps_of
-from tracetool.reconstruction.steps.reading import StepReading, step_evidence
+from tracetool.reconstruction.steps.reading import StepEvidence, StepReading
 from tracetool.units import format_count, format_ranges, format_ranks
 
 KEPT = "reconstruction"
@@ -153,7 +153,7 @@ def reconstruct(
     run = run.of_ranks([*group.ranks, *taken.copied_ranks.values()])
     steps = steps_of(run, group.ranks, account, survey.clocks)
     chosen = _because(run, group.ranks, lambda: choose_step(steps, group.ranks, step, account))
-    evidence = step_evidence(run, use_labels=use_labels, has_device=bool(kernels))
+    evidence = StepEvidence(use_labels, bool(kernels), survey.lists_actions, survey.has_memory)
     reading = StepReading(run, [chosen], group.ranks, evidence)
     try:
         recorded = record_step(reading, group, chosen, survey, account)
@@ -234,7 +234,9 @@ def record_steps(run: Run, *, pipeline: int = 0, most: int = 32) -> list[Recorde
     run = run.of_ranks(group.ranks)
     steps = steps_of(run, group.ranks, account, survey.clocks)
     chosen = choose_step(steps, group.ranks, None, account)
-    evidence = step_evidence(run, use_labels=True, has_device=bool(kernels))
+    evidence = StepEvidence(
+        use_labels=True, has_device=bool(kernels), lists_actions=survey.lists_actions, has_memory=survey.has_memory
+    )
     recorded_steps = [
         record_step(StepReading(run, [chosen], group.ranks, evidence), group, chosen, survey, account),
         *record_other_steps(run, group, steps, chosen, survey, evidence, account, most - 1),

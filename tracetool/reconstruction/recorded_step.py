@@ -56,7 +56,7 @@ if TYPE_CHECKING:
     from tracetool.reconstruction.steps.reading import StepEvidence
     from tracetool.store.run import Run
 
-_MOST_KERNELS = 200_000
+MOST_KERNELS = 200_000
 """So many kernels are read at once, of several steps."""
 
 
@@ -275,7 +275,7 @@ def record_other_steps(
             f"costs are of {most + 1} of {len(others) + 1} complete steps, those about the chosen one",
         )
     recorded = []
-    for step, made in record_each(run, group, others[:most], survey, evidence):
+    for _, step, made in record_each(run, [(group, step) for step in others[:most]], survey, evidence):
         if isinstance(made, RecordedStep):
             recorded.append(made)
             continue
@@ -288,18 +288,20 @@ def record_other_steps(
 
 
 def record_each(
-    run: Run, group: PipelineGroup, steps: Sequence[Step], survey: Survey, evidence: StepEvidence
-) -> Iterator[tuple[Step, RecordedStep | ReconstructError]]:
-    """Look at steps, with what is read of several at once; where one cannot be reconstructed, why."""
-    kernels = sum(survey.kernels.get(rank, 0) for rank in group.ranks)
-    at_once = max(1, _MOST_KERNELS * len(steps) // max(1, kernels))
+    run: Run, steps: Sequence[tuple[PipelineGroup, Step]], survey: Survey, evidence: StepEvidence
+) -> Iterator[tuple[PipelineGroup, Step, RecordedStep | ReconstructError]]:
+    """Look at steps of pipelines, with what is read of several at once; where one cannot be reconstructed, why."""
+    ranks = {rank for group, _ in steps for rank in group.ranks}
+    kernels = sum(survey.kernels.get(rank, 0) for rank in ranks)
+    at_once = max(1, MOST_KERNELS * len(steps) // max(1, kernels))
     for first in range(0, len(steps), at_once):
-        reading = StepReading(run, steps[first : first + at_once], group.ranks, evidence)
-        for step in steps[first : first + at_once]:
+        together = steps[first : first + at_once]
+        reading = StepReading(run, [step for _, step in together], sorted(ranks), evidence)
+        for group, step in together:
             try:
-                yield step, record_step(reading, group, step, survey, None)
+                yield group, step, record_step(reading, group, step, survey, None)
             except ReconstructError as error:
-                yield step, error
+                yield group, step, error
 
 
 def with_beside(run: Run, group: PipelineGroup, recorded: Sequence[RecordedStep]) -> list[RecordedStep]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -14,9 +14,9 @@ from tracetool.reconstruction.actions.transfers import check_counts
 from tracetool.reconstruction.capture import Account
 from tracetool.reconstruction.capture.survey import survey_run
 from tracetool.reconstruction.closeup.launches import has_late_launches
-from tracetool.reconstruction.recorded_step import RecordedStep, record_each
+from tracetool.reconstruction.recorded_step import MOST_KERNELS, RecordedStep, record_each
 from tracetool.reconstruction.steps import choose_step
-from tracetool.reconstruction.steps.reading import step_evidence
+from tracetool.reconstruction.steps.reading import StepEvidence
 from tracetool.replays.flow import Dataflow
 from tracetool.stragglers.around import (
     HOST,
@@ -64,7 +64,11 @@ def job_steps(run: Run, step: int | None, account: Account) -> list[JobStep]:
     usable = _usable(run, replace(survey, run=held), step, account)
     numbers = _numbers(usable, step, account)
     waits = CollectiveWaits(survey)
-    of_pipelines = [_pipeline_steps(run, held, one, numbers, survey, waits) for one in usable]
+    of_pipelines = [
+        steps
+        for batch in _batches(usable, numbers, survey)
+        for steps in _batch_steps(run, held, batch, numbers, survey, waits)
+    ]
     found: list[JobStep] = []
     for number in numbers:
         pipelines: list[_PipelineStep] = []
@@ -112,37 +116,68 @@ class _Usable(NamedTuple):
     steps: Sequence[Step]
 
 
-def _pipeline_steps(
-    run: Run, held: Run, of: _Usable, numbers: Sequence[int], survey: Survey, waits: CollectiveWaits
-) -> dict[int, _PipelineStep | ReconstructError | ScheduleError]:
-    """The steps of a pipeline, or why one cannot be reconstructed."""
-    position, group, steps = of
-    narrowed = survey.run.of_ranks(group.ranks)
+_Steps = dict[int, "_PipelineStep | ReconstructError | ScheduleError"]
+"""By number, a step of a pipeline, or why it cannot be reconstructed."""
+
+
+def _batches(usable: Sequence[_Usable], numbers: Sequence[int], survey: Survey) -> list[list[_Usable]]:
+    """Pipelines that are read together."""
+    batches: list[list[_Usable]] = []
+    size = 0
+    for one in usable:
+        kernels = sum(survey.kernels.get(rank, 0) for rank in one.group.ranks) * len(numbers) // len(one.steps)
+        if not batches or size + kernels > MOST_KERNELS:
+            batches.append([])
+            size = 0
+        batches[-1].append(one)
+        size += kernels
+    return batches
+
+
+def _batch_steps(
+    run: Run, held: Run, batch: Sequence[_Usable], numbers: Sequence[int], survey: Survey, waits: CollectiveWaits
+) -> list[_Steps]:
+    """The steps of pipelines that are read together."""
+    ranks = [rank for one in batch for rank in one.group.ranks]
+    narrowed = survey.run.of_ranks(ranks)
     narrowed = held if narrowed is survey.run else narrowed.in_memory()
-    evidence = step_evidence(narrowed, use_labels=True, has_device=bool(survey.kernels))
-    chosen = [choose_step(steps, group.ranks, number, Account()) for number in numbers]
-    found: dict[int, _PipelineStep | ReconstructError | ScheduleError] = {}
-    costs: dict[int, Pipeline] = {}
-    bounds: dict[int, dict[int, Bounds]] = {}
-    spans = {step.number: step.spans for step in steps}
-    for step, recorded in record_each(narrowed, group, chosen, survey, evidence):
+    evidence = StepEvidence(
+        use_labels=True, has_device=bool(survey.kernels), lists_actions=survey.lists_actions,
+        has_memory=survey.has_memory,
+    )  # fmt: skip
+    steps = [(one.group, choose_step(one.steps, one.group.ranks, n, Account())) for one in batch for n in numbers]
+    position = {one.group: one.number for one in batch}
+    spans = {(one.group, step.number): step.spans for one in batch for step in one.steps}
+    errors: dict[PipelineGroup, _Steps] = {one.group: {} for one in batch}
+    costs: dict[PipelineGroup, dict[int, Pipeline]] = {one.group: {} for one in batch}
+    bounds: dict[int, dict[int, Bounds]] = defaultdict(dict)
+    for group, step, recorded in record_each(narrowed, steps, survey, evidence):
         number = step.number
         try:
             if isinstance(recorded, RecordedStep) and not has_late_launches(recorded.turns()):
                 check_counts(recorded.transfers, recorded.pipeline.observed.shape)
-                costs[number] = recorded.pipeline
+                costs[group][number] = recorded.pipeline
                 segments = {rank: work.segments for rank, work in recorded.work.ranks.items()}
-                bounds[number] = _bounds(segments, recorded.observed, spans[number])
+                bounds[number] |= _bounds(segments, recorded.observed, spans[group, number])
             else:
                 # What launches take hangs on other steps; and what stands in the way is told with its cause.
-                whole = reconstruct(run, step=number, pipeline=position, survey=survey, account=Account())
-                costs[number] = whole.pipeline
-                bounds[number] = _bounds(whole.segments, whole.observed, spans[number])
+                whole = reconstruct(run, step=number, pipeline=position[group], survey=survey, account=Account())
+                costs[group][number] = whole.pipeline
+                bounds[number] |= _bounds(whole.segments, whole.observed, spans[group, number])
         except (ReconstructError, ScheduleError) as error:
-            found[number] = error
+            errors[group][number] = error
     collectives = collectives_around(narrowed, bounds, waits)
-    kernels = ComputeKernels(narrowed, group.ranks, survey.kernels)
-    return found | {n: _PipelineStep(costs[n], bounds[n], collectives[n], kernels) for n in costs}
+    kernels = ComputeKernels(narrowed, ranks, survey.kernels)
+
+    def of_pipeline(group: PipelineGroup, number: int) -> _PipelineStep:
+        return _PipelineStep(
+            costs[group][number],
+            {rank: bounds[number][rank] for rank in group.ranks},
+            {rank: collectives[number].get(rank, ()) for rank in group.ranks},
+            kernels,
+        )
+
+    return [errors[one.group] | {n: of_pipeline(one.group, n) for n in costs[one.group]} for one in batch]
 
 
 def _usable(run: Run, survey: Survey, step: int | None, account: Account) -> list[_Usable]:

@@ -55,6 +55,8 @@ class Survey:
         coordinates: Where each rank of the job sits.
         collectives: Collectives, each on all of its recorded ranks.
         rings: Ranks whose messages are part of their actions.
+        lists_actions: Whether operations are listed by action (NDTimeline, straggler analysis) instead of kernels.
+        has_memory: Whether there is any record of memory.
     """
 
     run: Run
@@ -68,6 +70,8 @@ class Survey:
     coordinates: tuple[Coordinates, ...] = ()
     collectives: tuple[Collective, ...] = ()
     rings: tuple[Ring, ...] = ()
+    lists_actions: bool = False
+    has_memory: bool = False
 
     @cached_property
     def sent(self) -> dict[Place, int]:
@@ -147,6 +151,8 @@ def survey_run(
     return Survey(
         run=run, p2p=p2p, matched=matched, clocks=clocks, waits=waits, kernels=kernels, pipelines=tuple(pipelines),
         groups=tuple(groups), coordinates=tuple(coordinates), collectives=tuple(collectives), rings=tuple(rings),
+        lists_actions=bool(run.rows("SELECT 1 FROM events WHERE category = 'kernel' AND label IS NOT NULL LIMIT 1")),
+        has_memory=bool(run.rows("SELECT 1 FROM memory LIMIT 1")),
     )  # fmt: skip
 
 

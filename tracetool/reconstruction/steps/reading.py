@@ -38,13 +38,6 @@ class StepEvidence(NamedTuple):
     has_memory: bool
 
 
-def step_evidence(run: Run, *, use_labels: bool, has_device: bool) -> StepEvidence:
-    """What a Run holds to look at steps by."""
-    listed = run.rows("SELECT 1 FROM events WHERE category = 'kernel' AND label IS NOT NULL LIMIT 1")
-    memory = run.rows("SELECT 1 FROM memory LIMIT 1")
-    return StepEvidence(use_labels, has_device, bool(listed), bool(memory))
-
-
 class Device(NamedTuple):
     """A rank's device: model, streaming multiprocessors and memory, as far as the trace tells."""
 
@@ -59,7 +52,7 @@ class StepReading:
     Args:
         run: The Run.
         steps: Those that are looked at together.
-        ranks: Those of the pipeline.
+        ranks: Those of the pipelines.
         evidence: What they are looked at by.
     """
 
@@ -67,7 +60,7 @@ class StepReading:
         self.run = run
         self.ranks = ranks
         self.evidence = evidence
-        spans = dict.fromkeys((rank, step.spans[rank]) for step in steps for rank in ranks)
+        spans = dict.fromkeys((rank, step.spans[rank]) for step in steps for rank in ranks if rank in step.spans)
         self._numbers = {span: number for number, span in enumerate(spans)}
         self._rows: dict[str, Mapping[int, Sequence[Any]]] = {}
 
