@@ -19,7 +19,7 @@ from tracetool.reconstruction.actions.transfers import StageOp, buffers_sends, c
 from tracetool.reconstruction.capture import Account, Finding
 from tracetool.reconstruction.capture.copies import find_copies, taken_copies, with_copies, without_source
 from tracetool.reconstruction.capture.groups import PipelineGroup, chosen_pipeline, find_pipelines
-from tracetool.reconstruction.capture.survey import Survey, kernels_of, survey_run
+from tracetool.reconstruction.capture.survey import Survey, kept_survey, kernels_of, survey_run
 from tracetool.reconstruction.closeup import Row, closeup_of, loose_rows
 from tracetool.reconstruction.closeup.contention import cost_rows
 from tracetool.reconstruction.closeup.launches import find_launches, has_late_launches
@@ -27,7 +27,7 @@ from tracetool.reconstruction.memory.log import record_standing_buffers
 from tracetool.reconstruction.reasons import captured, with_cause
 from tracetool.reconstruction.recorded_step import RecordedStep, record_other_steps, record_step, with_beside
 from tracetool.reconstruction.steps import Step, choose_step, steps_of
-from tracetool.reconstruction.steps.reading import StepEvidence, StepReading
+from tracetool.reconstruction.steps.reading import StepReading, step_evidence
 from tracetool.units import format_count, format_ranges, format_ranks
 
 KEPT = "reconstruction"
@@ -138,9 +138,13 @@ def reconstruct(
     for note in notes_of_sources(run.manifest.get("sources", ())):
         account.notes.add(note.code, note.text)
     hosts = dict(run.rows("SELECT rank, host FROM ranks"))
+    noted = Account()
+    if survey is None and use_labels and not copy_missing and (known := kept_survey(run)) is not None:
+        survey, noted = known
     kernels = kernels_of(run) if survey is None else survey.kernels
     if not kernels:
         _check_host_only(run, account)
+    account.take_up(noted)
     taken = Taken()
     if copy_missing:
         run, survey, kernels, taken = _copied(run, pipeline, survey, kernels, account, use_labels=use_labels)
@@ -153,7 +157,7 @@ def reconstruct(
     run = run.of_ranks([*group.ranks, *taken.copied_ranks.values()])
     steps = steps_of(run, group.ranks, account, survey.clocks)
     chosen = _because(run, group.ranks, lambda: choose_step(steps, group.ranks, step, account))
-    evidence = StepEvidence(use_labels, bool(kernels), survey.lists_actions, survey.has_memory)
+    evidence = step_evidence(survey, use_labels=use_labels)
     reading = StepReading(run, [chosen], group.ranks, evidence)
     try:
         recorded = record_step(reading, group, chosen, survey, account)
@@ -234,9 +238,7 @@ def record_steps(run: Run, *, pipeline: int = 0, most: int = 32) -> list[Recorde
     run = run.of_ranks(group.ranks)
     steps = steps_of(run, group.ranks, account, survey.clocks)
     chosen = choose_step(steps, group.ranks, None, account)
-    evidence = StepEvidence(
-        use_labels=True, has_device=bool(kernels), lists_actions=survey.lists_actions, has_memory=survey.has_memory
-    )
+    evidence = step_evidence(survey)
     recorded_steps = [
         record_step(StepReading(run, [chosen], group.ranks, evidence), group, chosen, survey, account),
         *record_other_steps(run, group, steps, chosen, survey, evidence, account, most - 1),

@@ -16,7 +16,7 @@ from tracetool.reconstruction.capture.survey import survey_run
 from tracetool.reconstruction.closeup.launches import has_late_launches
 from tracetool.reconstruction.recorded_step import MOST_KERNELS, RecordedStep, record_each
 from tracetool.reconstruction.steps import choose_step
-from tracetool.reconstruction.steps.reading import StepEvidence
+from tracetool.reconstruction.steps.reading import step_evidence
 from tracetool.replays.flow import Dataflow
 from tracetool.stragglers.around import (
     HOST,
@@ -141,10 +141,7 @@ def _batch_steps(
     ranks = [rank for one in batch for rank in one.group.ranks]
     narrowed = survey.run.of_ranks(ranks)
     narrowed = held if narrowed is survey.run else narrowed.in_memory()
-    evidence = StepEvidence(
-        use_labels=True, has_device=bool(survey.kernels), lists_actions=survey.lists_actions,
-        has_memory=survey.has_memory,
-    )  # fmt: skip
+    evidence = step_evidence(survey)
     steps = [(one.group, choose_step(one.steps, one.group.ranks, n, Account())) for one in batch for n in numbers]
     position = {one.group: one.number for one in batch}
     spans = {(one.group, step.number): step.spans for one in batch for step in one.steps}

@@ -71,3 +71,9 @@ class Account:
     ) -> None:
         """Add a finding; see :class:`Finding`."""
         self.findings.append(Finding(fact, str(subject), value, evidence, confidence, detail))
+
+    def take_up(self, other: Account) -> None:
+        """Add all that another account holds."""
+        for note in other.notes:
+            self.notes.add(note.code, note.text, hint=note.hint, subject=note.subject)
+        self.findings += other.findings

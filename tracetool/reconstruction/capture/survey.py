@@ -119,13 +119,10 @@ def survey_run(
         copies: Ranks that are copies, and of which recorded one.
         kernels: How many kernels each rank's trace holds, if they were counted before.
     """
-    if use_labels and not copies and (kept := run.kept(KEPT)) is not None:
-        survey, notes, findings = cast("tuple[Survey, list[Notice], list[Finding]]", kept)
-        for note in notes:
-            account.notes.add(note.code, note.text, hint=note.hint, subject=note.subject)
-        account.findings += findings
-        run = infer_peers(run, survey.collectives, Account())
-        return replace(survey, run=overlay_exchanges(run, survey.rings))
+    if use_labels and not copies and (kept := kept_survey(run)) is not None:
+        survey, noted = kept
+        account.take_up(noted)
+        return survey
     collectives = find_collectives(run, account)
     run = infer_peers(run, collectives, account)
     every = read_p2p(run)
@@ -154,6 +151,19 @@ def survey_run(
         lists_actions=bool(run.rows("SELECT 1 FROM events WHERE category = 'kernel' AND label IS NOT NULL LIMIT 1")),
         has_memory=bool(run.rows("SELECT 1 FROM memory LIMIT 1")),
     )  # fmt: skip
+
+
+def kept_survey(run: Run) -> tuple[Survey, Account] | None:
+    """The survey that a Run keeps, and what it noted; None if it keeps none."""
+    kept = run.kept(KEPT)
+    if kept is None:
+        return None
+    survey, notes, findings = cast("tuple[Survey, list[Notice], list[Finding]]", kept)
+    noted = Account(findings=findings)
+    for note in notes:
+        noted.notes.add(note.code, note.text, hint=note.hint, subject=note.subject)
+    run = infer_peers(run, survey.collectives, Account())
+    return replace(survey, run=overlay_exchanges(run, survey.rings)), noted
 
 
 def keep_survey(survey: Survey, account: Account) -> None:

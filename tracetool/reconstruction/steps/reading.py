@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
+    from tracetool.reconstruction.capture.survey import Survey
     from tracetool.reconstruction.steps import Step
     from tracetool.store.run import Run
 
@@ -36,6 +37,11 @@ class StepEvidence(NamedTuple):
     has_device: bool
     lists_actions: bool
     has_memory: bool
+
+
+def step_evidence(survey: Survey, *, use_labels: bool = True) -> StepEvidence:
+    """What steps of a surveyed capture are looked at by."""
+    return StepEvidence(use_labels, bool(survey.kernels), survey.lists_actions, survey.has_memory)
 
 
 class Device(NamedTuple):
