@@ -11,8 +11,9 @@ import jsonschema
 import pytest
 from helpers.recorded import ROOT, data, h100, rebuilt
 
+from tracetool.advice.cotune import co_tune
 from tracetool.cli import run
-from tracetool.costs.rescaled import with_layers
+from tracetool.costs.rescaled import MicrobatchSize, with_layers
 from tracetool.errors import BadTopology, ScenarioError
 from tracetool.explore.recorded import RecordedSpace, RecordedWay, explore_recording
 from tracetool.explore.space import read_axes
@@ -154,6 +155,9 @@ def test_the_answer_fits_a_screen_and_its_next_command_gives_its_step(
         (["--leave", "recompute"], "recompute stays as recorded"),
         (["--fix", "p2p=per-edge", "--leave", "p2p"], "both given and left"),
         (["--state", "x.npz"], "--state: of jobs from shapes alone"),
+        (["--try", "microbatch=2"], "does not tell the sizes of its microbatches"),
+        (["--mbs", "1"], "belong together"),
+        (["--mbs", "1", "--seq", "2048", "--try", "microbatch=3"], "do not divide the sequences"),
         (["-o", "x.html"], "not written to .html"),
     ],
 )
@@ -203,3 +207,30 @@ def test_overlap_inside_layers_is_an_axis() -> None:
     (alone,) = [one.best for one in done.alone if one.name == "overlap"]
     assert alone is not None
     assert (alone.point.schedule, alone.point.overlap) == ("1f1b", "slice:2")
+
+
+def test_microbatches_of_other_sizes_are_extrapolated_and_marked() -> None:
+    """At equal tokens, as co-tuning has them; never named ahead of what was recorded."""
+    choice = CASES["rt1f1b_m8"][0]
+    given = read_axes([], ["schedule=geopipe,1f1b"])
+    sizes = MicrobatchSize(1, 2048)
+    space = RecordedSpace(rebuilt("rt1f1b_m8"), choice, given, frozenset({"p2p"}), sizes=sizes)
+    done = explore_recording(space)
+    tuned = co_tune(space.found, Scenario(seated(choice, space.found)), sizes, schedule="geopipe")
+    expected = {
+        (one.batch.sequences, one.microbatches, one.extra_forwards): one.metrics.step_ns
+        for one in tuned.candidates
+        if one.batch.length == 2048
+    }
+    seen = {
+        (plan.way.microbatch or 1, plan.point.microbatches, plan.point.extra_forwards): plan.step_ns
+        for plan in done.plans
+        if plan.point.schedule == "geopipe"
+    }
+    assert len(expected) == 3
+    assert all(seen[key] == step_ns for key, step_ns in expected.items())
+    scaled = [plan for plan in done.plans if plan.way.microbatch is not None]
+    assert all(plan.point.evidence == "unproven" for plan in scaled)
+    assert all("microbatches of other sizes" in plan.point.rests_on for plan in scaled)
+    assert done.best is not None
+    assert done.best.way.microbatch is None

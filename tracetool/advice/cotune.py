@@ -131,6 +131,38 @@ class OtherSizes:
     batch: MicrobatchSize
 
 
+class SizesScaling(NamedTuple):
+    """How costs of a recording follow the sizes of its microbatches.
+
+    Attributes:
+        pipeline: What was measured.
+        recorded: What its microbatches are made of.
+        hidden: Hidden size of the model.
+        fixed_ns: Of each action's time, what stays.
+    """
+
+    pipeline: Pipeline
+    recorded: MicrobatchSize
+    hidden: int
+    fixed_ns: Mapping[Place, int]
+
+    def at(self, wanted: MicrobatchSize) -> Pipeline:
+        """The pipeline with microbatches of other sizes, extrapolated; of the recorded ones as measured."""
+        if wanted == self.recorded:
+            return self.pipeline
+        return with_batch(self.pipeline, self.recorded, wanted, hidden=self.hidden, fixed_ns=self.fixed_ns)
+
+
+def scaling_of(recording: Reconstruction, recorded: MicrobatchSize) -> SizesScaling:
+    """How costs of a recording follow the sizes of its microbatches, as its messages and kernels tell.
+
+    Raises:
+        ScenarioError: If the hidden size does not follow from messages.
+    """
+    pipeline = recording.pipeline
+    return SizesScaling(pipeline, recorded, _hidden(pipeline, recorded), fixed_parts(recording).times_ns)
+
+
 def co_tune(
     recording: Reconstruction,
     scenario: Scenario,
@@ -166,11 +198,12 @@ def co_tune(
         hidden = _hidden(pipeline, recorded)
         assumptions.append(f"h = {hidden} follows from messages of mbs × seq × h numbers of 2 bytes ({Option.HIDDEN})")
     fixed = _fixed(recording, recorded, hidden, also, assumptions)
+    scaling = SizesScaling(pipeline, recorded, hidden, fixed)
     tokens = recorded.tokens * (scenario.microbatches or pipeline.observed.shape.microbatches)
-    progress, choices, candidates = progress or Silent(), list(_choices(recorded, tokens)), []
+    progress, choices, candidates = progress or Silent(), list(equal_sizes(recorded, tokens)), []
     progress.start(len(choices))
     for wanted in choices:
-        candidates.append(_candidate(schedule, pipeline, scenario, recorded, wanted, tokens, hidden, fixed))
+        candidates.append(_candidate(schedule, scaling, scenario, wanted, tokens))
         progress.advance(1)
     candidates.sort(key=lambda c: (c.feasible is False, c.metrics.step_ns, c.batch.length, c.batch.sequences))
     assumptions += [
@@ -246,7 +279,13 @@ def _fixed(
     return fixed_by_fit(recording.pipeline, recorded, also.pipeline, also.batch, hidden=hidden)
 
 
-def _choices(recorded: MicrobatchSize, tokens: int) -> Iterator[MicrobatchSize]:
+def equal_sizes(recorded: MicrobatchSize, tokens: int) -> Iterator[MicrobatchSize]:
+    """What microbatches can be made of at equal tokens per step: see ``co_tune``.
+
+    Args:
+        recorded: What the recorded ones are made of.
+        tokens: Of a step, in one pipeline.
+    """
     for ratio in _LENGTHS:
         length = recorded.length * ratio
         if length.denominator != 1 or tokens % length:
@@ -260,18 +299,10 @@ def _choices(recorded: MicrobatchSize, tokens: int) -> Iterator[MicrobatchSize]:
 
 
 def _candidate(
-    schedule: str,
-    pipeline: Pipeline,
-    scenario: Scenario,
-    recorded: MicrobatchSize,
-    wanted: MicrobatchSize,
-    tokens: int,
-    hidden: int,
-    fixed: Mapping[Place, int],
+    schedule: str, scaling: SizesScaling, scenario: Scenario, wanted: MicrobatchSize, tokens: int
 ) -> SizesCandidate:
-    measured = pipeline
-    if wanted != recorded:
-        measured = with_batch(pipeline, recorded, wanted, hidden=hidden, fixed_ns=fixed)
+    pipeline, recorded = scaling.pipeline, scaling.recorded
+    measured = scaling.at(wanted)
     microbatches = tokens // wanted.tokens
     shape = replace(pipeline.observed.shape, microbatches=microbatches)
     here = replace(scenario, microbatches=microbatches)

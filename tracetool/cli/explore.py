@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from tracetool.explore.answer import Exploration
     from tracetool.explore.failures import Failures
     from tracetool.explore.plan import Workload
-    from tracetool.explore.recorded import RecordedExploration
+    from tracetool.explore.recorded import RecordedExploration, RecordedSpace
     from tracetool.explore.space import AxisName, Space
     from tracetool.reports.exploration.json import ExplorationFacts
 
@@ -71,6 +71,8 @@ _FILE = click.Path(path_type=Path, dir_okay=False)
     metavar="WAY,...",
     help=f"Of a recording: also layers that overlap collectives and products: {WAYS_HELP}.",
 )
+@click.option("--mbs", type=click.IntRange(1), metavar="N", help="Of a recording: sequences of its microbatches.")
+@click.option("--seq", type=click.IntRange(1), metavar="N", help="Of a recording: tokens of its sequences.")
 @click.option("--time-limit", metavar="TIME", help="After this the best plan so far is the answer: 60s.")
 @click.option("--state", type=_FILE, metavar="FILE", help="Keep the search here, and go on from it if it is there.")
 @click.option("--jobs", type=click.IntRange(1), metavar="N", help="Worker processes; default: as sensible.")
@@ -98,6 +100,8 @@ def explore(
     baselines: tuple[Path, ...],
     failures: tuple[str, ...],
     overlap: str | None,
+    mbs: int | None,
+    seq: int | None,
     time_limit: str | None,
     state: Path | None,
     jobs: int | None,
@@ -118,8 +122,8 @@ def explore(
     \b
     Axes: tp cp ep pp dp placement schedule depth chunks microbatch recompute p2p
           collectives beside sharing routing compression
-    Of a recording: placement schedule depth chunks p2p collectives sharing
-          routing compression
+    Of a recording: placement schedule depth chunks microbatch p2p collectives
+          sharing routing compression
 
     \b
     Examples:
@@ -132,6 +136,7 @@ def explore(
     from tracetool.explore.failures import parse_failure, weigh_failures
     from tracetool.explore.file import read_plan
     from tracetool.explore.progress import SearchWork
+    from tracetool.explore.recorded import explore_recording
     from tracetool.reports.exploration.json import ExplorationFacts, render_json
     from tracetool.reports.exploration.text import render_text
     from tracetool.reports.picture import PICTURE_SUFFIXES
@@ -150,13 +155,13 @@ def explore(
         raise ScenarioError("nothing says where the job is to run.", hint="add --network FLEET.toml")
     model, *others = paths
     if model.suffix.lower() != ".toml" or others:
-        _explore_recording(
-            paths, network, fix, tried, leave, hbm, overlap, jobs, executor, ends, output,
-            force=force, verbose=verbose, as_json=as_json, quiet=quiet,
-        )  # fmt: skip
+        _refuse(_OF_SHAPES, "jobs from shapes", "name a model's file, or leave it out")
+        recorded = _recorded_space(paths, network, (fix, tried, leave), hbm, overlap, (mbs, seq), output, quiet=quiet)
+        with ProgressBar(quiet=quiet, doing="replaying", of="ways") as progress:
+            found = explore_recording(recorded, jobs=jobs, executor=executor, ends=ends, progress=progress)
+        _tell_recorded(found, output, force=force, verbose=verbose, as_json=as_json, quiet=quiet)
         return
-    if overlap is not None:
-        raise ScenarioError("what overlap inside layers gives is told by recordings alone.", hint="leave --overlap out")
+    _refuse(_OF_RECORDINGS, "recordings", "name a Run or traces, or leave it out")
     space, error_ratio = _space(model, network, fit, fix, tried, leave, hbm)
     compared = {path.stem: read_plan(path, space.base) for path in baselines}
     failing = [parse_failure(text, space.workload) for text in failures]
@@ -176,62 +181,71 @@ def explore(
 
 
 _OF_SHAPES = ("fit", "baselines", "failures", "state")
-"""Options that are about jobs from shapes alone."""
+_OF_RECORDINGS = ("overlap", "mbs", "seq")
+"""Options that are about jobs of one kind alone."""
 
 
-def _explore_recording(
+def _refuse(names: tuple[str, ...], of: str, hint: str) -> None:
+    """Refuse options that are about other jobs.
+
+    Raises:
+        ScenarioError: If one was given.
+    """
+    context = click.get_current_context()
+    options = [option for option in context.command.params if isinstance(option, click.Option)]
+    given = [flag_of(each) for each in options if each.name in names and is_given(context, each.name)]
+    if given:
+        raise ScenarioError(f"{', '.join(given)}: of {of} alone.", hint=hint)
+
+
+def _recorded_space(
     paths: tuple[Path, ...],
     network: Path,
-    fix: tuple[str, ...],
-    tried: tuple[str, ...],
-    leave: tuple[str, ...],
+    axes: tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]],
     hbm: str | None,
     overlap: str | None,
-    jobs: int | None,
-    executor: str | None,
-    ends: float | None,
+    batch: tuple[int | None, int | None],
     output: tuple[Path, ...],
     *,
-    force: bool,
-    verbose: bool,
-    as_json: bool,
     quiet: bool,
-) -> None:
-    from tracetool.explore.recorded import RecordedSpace, explore_recording
+) -> RecordedSpace:
+    from tracetool.costs.rescaled import MicrobatchSize
+    from tracetool.explore.recorded import RecordedSpace
     from tracetool.explore.space import read_axes
     from tracetool.ingestion.runs import open_run
     from tracetool.network.file import read_network
     from tracetool.overlap.actions import layer_overlaps
     from tracetool.reconstruction import reconstruct
-    from tracetool.reports import CallFacts
-    from tracetool.reports.exploration.recorded import render_recorded_json, render_recorded_text
     from tracetool.units import parse_size_bytes
-    from tracetool.version import __version__
 
-    context = click.get_current_context()
-    options = [option for option in context.command.params if isinstance(option, click.Option)]
-    given = [flag_of(each) for each in options if each.name in _OF_SHAPES and is_given(context, each.name)]
-    if given:
-        raise ScenarioError(
-            f"{', '.join(given)}: of jobs from shapes alone.", hint="name a model's file, or leave it out"
-        )
     for path in output:
         if path.suffix.lower() != ".json":
             raise ScenarioError(
                 f"what is explored of a recording is not written to {path.suffix or 'files without suffix'}: {path}.",
                 hint="use .json; tracetool replay draws a plan",
             )
-    run_so = ways_of(overlap)
-    choice, axes, left = read_network(network), read_axes(fix, tried), _left(leave)
-    with ProgressBar(quiet=quiet) as progress:
-        run = open_run(paths, progress, keep=("args",) if run_so else ())
+    sequences, length = batch
+    if (sequences is None) != (length is None):
+        raise ScenarioError("--mbs and --seq belong together.", hint="add both, as in --mbs 1 --seq 2048")
+    fixed, tried, leave = axes
+    choice, given, left, ways = read_network(network), read_axes(fixed, tried), _left(leave), ways_of(overlap)
     limit = None if hbm is None else parse_size_bytes(hbm)
+    with ProgressBar(quiet=quiet) as progress:
+        run = open_run(paths, progress, keep=("args",) if ways else ())
     found = reconstruct(run)
-    overlaps, notes = layer_overlaps(run, run_so) if run_so else ((), ())
+    overlaps, notes = layer_overlaps(run, ways) if ways else ((), ())
     found = replace(found, notes=(*found.notes, *notes))
-    space = RecordedSpace(found, choice, axes, left, limit, overlaps)
-    with ProgressBar(quiet=quiet, doing="replaying", of="ways") as progress:
-        done = explore_recording(space, jobs=jobs, executor=executor, ends=ends, progress=progress)
+    sizes = None if sequences is None or length is None else MicrobatchSize(sequences, length)
+    return RecordedSpace(found, choice, given, left, limit, overlaps, sizes)
+
+
+def _tell_recorded(
+    done: RecordedExploration, output: tuple[Path, ...], *, force: bool, verbose: bool, as_json: bool, quiet: bool
+) -> None:
+    from tracetool.reports import CallFacts
+    from tracetool.reports.exploration.recorded import render_recorded_json, render_recorded_text
+    from tracetool.version import __version__
+
     facts = CallFacts(__version__, command_line())
     for path in output:
         write_file(path, render_recorded_json(done, facts), force=force)
@@ -248,7 +262,7 @@ def _replay_of(done: RecordedExploration) -> str:
     from tracetool.model.pipeline import NO_OVERLAP
 
     best = done.best
-    if best is None:
+    if best is None or best.way.microbatch is not None:
         return following("explore", "-v")
     words = ["--schedule", best.point.schedule]
     if best.point.extra_forwards is not None:

@@ -9,10 +9,12 @@ from __future__ import annotations
 import time
 from collections import Counter
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from itertools import product
 from typing import TYPE_CHECKING, NamedTuple
 
-from tracetool.errors import BadTopology, ScenarioError, ScheduleError, UnknownName
+from tracetool.advice.cotune import equal_sizes, scaling_of
+from tracetool.errors import BadTopology, Option, ScenarioError, ScheduleError, UnknownName
 from tracetool.explore.answer import CHOICES
 from tracetool.explore.space import placement_rules
 from tracetool.model.notice import Silent, unasked
@@ -28,6 +30,8 @@ from tracetool.whatif.on_network import seated
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Mapping, Sequence
 
+    from tracetool.advice.cotune import SizesScaling
+    from tracetool.costs.rescaled import MicrobatchSize
     from tracetool.explore.space import AxisName, Values
     from tracetool.model.notice import Notice, Progress
     from tracetool.model.pipeline import LayerOverlap, P2PMode
@@ -49,6 +53,7 @@ class RecordedWay(NamedTuple):
         sharing: How pipelines share the links.
         routing: Share of the outermost tier's bandwidth that routing reaches.
         compression: Bytes over the outermost tier, of what was to be sent; below 1 it changes what is computed.
+        microbatch: Sequences of a microbatch, at as many tokens a step; None as recorded.
     """
 
     placement: str
@@ -58,6 +63,7 @@ class RecordedWay(NamedTuple):
     sharing: LinkSharing = "temporal"
     routing: float = 1.0
     compression: float = 1.0
+    microbatch: int | None = None
 
     @property
     def text(self) -> str:
@@ -65,6 +71,8 @@ class RecordedWay(NamedTuple):
         parts = [f"placed {self.placement or ','.join(DIMENSIONS)}"]
         if self.collectives != "auto":
             parts.append(f"gradients reduced by {self.collectives}")
+        if self.microbatch is not None:
+            parts.append(f"microbatches of {self.microbatch}")
         if self.sharing == "spatial":
             parts.append("pipelines share links evenly")
         if self.routing != 1:
@@ -87,7 +95,9 @@ class RecordedWay(NamedTuple):
         )
 
 
-_WAY_AXES: tuple[AxisName, ...] = ("placement", "p2p", "chunks", "collectives", "sharing", "routing", "compression")
+_WAY_AXES: tuple[AxisName, ...] = (
+    "placement", "p2p", "chunks", "collectives", "sharing", "routing", "compression", "microbatch",
+)  # fmt: skip
 """Fields of ``RecordedWay``."""
 RECORDED_AXES: tuple[AxisName, ...] = ("schedule", "depth", *_WAY_AXES)
 """What of a recorded job can be chosen."""
@@ -106,6 +116,7 @@ class RecordedSpace:
         left: Axes that stay as the recording and the fleet's file have them.
         hbm_bytes: Memory of a rank; None for no limit.
         overlaps: How layers inside actions run (``tracetool.overlap.actions``); as recorded if there are none.
+        sizes: What recorded microbatches are made of; None if that is not known, and others cannot be had.
 
     Raises:
         ScenarioError: If an axis is none of a recording's, or both given and left.
@@ -117,6 +128,7 @@ class RecordedSpace:
     left: frozenset[AxisName] = frozenset()
     hbm_bytes: int | None = None
     overlaps: tuple[LayerOverlap, ...] = ()
+    sizes: MicrobatchSize | None = None
 
     def __post_init__(self) -> None:
         """Refuse what a recording does not tell."""
@@ -134,6 +146,11 @@ class RecordedSpace:
             raise ScenarioError(
                 f"{self.choice.file} places one job alone.", hint="give placement as a rule in the network's file"
             )
+        if self.sizes is None and "microbatch" in self.given:
+            raise ScenarioError(
+                "a trace does not tell the sizes of its microbatches.",
+                hint=f"add {Option.MBS} and {Option.SEQ} of the recording",
+            )
 
     @property
     def base(self) -> RecordedWay:
@@ -148,7 +165,8 @@ class RecordedSpace:
     def values(self, axis: AxisName) -> Values:
         """What is tried along an axis; of schedule and depth, the base is what the recording has."""
         if axis in self.given:
-            return self.given[axis]
+            as_recorded = self.sizes.sequences if axis == "microbatch" and self.sizes is not None else None
+            return tuple(None if value == as_recorded else value for value in self.given[axis])
         base: Values = {"schedule": (self.baseline,), "depth": (None,)}.get(axis) or (getattr(self.base, axis),)
         if axis in self.left or axis in _NOT_OWN:
             return base
@@ -158,8 +176,23 @@ class RecordedSpace:
             "schedule": tuple(default_schedules(pipeline.observed)),
             "p2p": () if pipeline.p2p in BY_EDGE else ("per-edge",),
             "sharing": LINK_SHARINGS,
+            "microbatch": tuple(size.sequences for size in self._equal_sizes),
         }
         return tuple(dict.fromkeys((*base, *own.get(axis, ()))))
+
+    @cached_property
+    def _equal_sizes(self) -> tuple[MicrobatchSize, ...]:
+        """Other sizes of microbatches of as many tokens a step, at the recorded length of sequences."""
+        if self.sizes is None:
+            return ()
+        tokens = self.sizes.tokens * self.found.pipeline.observed.shape.microbatches
+        alike = (size for size in equal_sizes(self.sizes, tokens) if size.length == self.sizes.length)
+        return tuple(size for size in alike if size != self.sizes)
+
+    @cached_property
+    def scaling(self) -> SizesScaling | None:
+        """How costs follow the sizes of microbatches; None if these are not known."""
+        return None if self.sizes is None else scaling_of(self.found, self.sizes)
 
     def ways(self, left_out: Counter[str]) -> Iterator[tuple[RecordedWay, Scenario]]:
         """Everything that is tried beside schedule and depth, each once, that of the base first if it is among them.
@@ -180,7 +213,9 @@ class RecordedSpace:
                 left_out["placements that do not fit"] += 1
                 trouble = error
                 continue
-            scenario = Scenario(topology, self.hbm_bytes, way.p2p, link_sharing=way.sharing)
+            scenario = Scenario(
+                topology, self.hbm_bytes, way.p2p, microbatches=self._microbatches(way), link_sharing=way.sharing
+            )
             if scenario.pipelines_on_link == 1:
                 scenario = replace(scenario, link_sharing="temporal")
             if (scenario, way.chunks) not in seen:
@@ -188,6 +223,20 @@ class RecordedSpace:
                 yield way, scenario
         if not seen and trouble is not None:
             raise trouble
+
+    def _microbatches(self, way: RecordedWay) -> int | None:
+        """Of a step, for as many tokens as recorded; None as recorded."""
+        if self.sizes is None or way.microbatch is None:
+            return None
+        microbatches, rest = divmod(
+            self.sizes.sequences * self.found.pipeline.observed.shape.microbatches, way.microbatch
+        )
+        if rest or not microbatches:
+            raise ScenarioError(
+                f"microbatches of {way.microbatch} do not divide the sequences of the recorded step.",
+                hint=f"{', '.join(str(size.sequences) for size in self._equal_sizes)} would",
+            )
+        return microbatches
 
 
 @dataclass(frozen=True, slots=True)
@@ -337,9 +386,20 @@ def _swept(
     if way.chunks is not None:
         names = tuple(name for name in names if kind_of(name).least_chunks > 1)
     grid = Grid(names, scenario, extra_forwards=space.values("depth"), overlaps=space.overlaps)
-    return sweep(
-        space.found, grid, knees=False, jobs=jobs, executor=executor, chunks=way.chunks, progress=Silent(), beside=()
+    found = space.found
+    if way.microbatch is not None and space.sizes is not None and space.scaling is not None:
+        found = replace(found, pipeline=space.scaling.at(replace(space.sizes, sequences=way.microbatch)))
+    points = sweep(
+        found, grid, knees=False, jobs=jobs, executor=executor, chunks=way.chunks, progress=Silent(), beside=()
     ).points
+    return points if found is space.found else [_scaled(point) for point in points]
+
+
+def _scaled(point: SweepPoint) -> SweepPoint:
+    """A point whose costs are extrapolated: no recorded step was like it."""
+    rests_on = (*point.rests_on, "microbatches of other sizes")
+    closer = None if point.closer is None else _scaled(point.closer)
+    return replace(point, known_error=None, rests_on=rests_on, closer=closer)
 
 
 def _chosen(space: RecordedSpace, plans: Sequence[RecordedPlan]) -> Chosen[SweepPoint]:

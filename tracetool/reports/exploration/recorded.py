@@ -33,6 +33,7 @@ class RecordedPlanInfo(WithFigures, kw_only=True):
         of=POINTS,
     )
     chunks: Annotated[int | None, doc("Stages per rank that it was cut into; null for as few as its schedule takes.")]
+    microbatch: Annotated[int | None, doc("Sequences of a microbatch, where that is another number than recorded.")]
     placement: Annotated[str, doc("Rule by which ranks are put on devices.")]
     collectives: Annotated[str, doc("How collectives of data-parallel groups run.")]
     sharing: Annotated[str, doc("How pipelines share links: in turns (temporal), or each its part (spatial).")]
@@ -122,7 +123,9 @@ def render_recorded_text(done: RecordedExploration, *, verbose: bool = False) ->
     if joint is not None and joint.step_ns > best.step_ns:
         rows.append(_row(done, done.one_by_one))
     rows.append((*_figures(done, "all together", best), ""))
-    idle = [one.name for one in done.alone if not _gains(done, one) and (one.name != "overlap" or done.space.overlaps)]
+    unasked = {"overlap"} if not done.space.overlaps else set()
+    unasked |= {"microbatch"} if done.space.sizes is None else set()
+    idle = [one.name for one in done.alone if not _gains(done, one) and one.name not in unasked]
     after = [f"  {', '.join(idle)}: alone nothing beats the recorded"] if idle else []
     if joint is not None and joint.step_ns > best.step_ns:
         more = joint.step_ns / best.step_ns - 1
@@ -164,7 +167,11 @@ def _figures(done: RecordedExploration, name: str, plan: RecordedPlan) -> tuple[
 def _row(done: RecordedExploration, one: ChoiceAlone) -> tuple[str, ...]:
     if one.best is None:
         return one.name, "-", "", "", ""
-    chosen = {"placement": one.best.way.placement, "network": one.best.way.text, "overlap": one.best.point.overlap}
+    way, point = one.best.way, one.best.point
+    chosen = {
+        "placement": way.placement, "network": way.text, "overlap": point.overlap,
+        "microbatch": f"{point.microbatches} of {way.microbatch}",
+    }  # fmt: skip
     return (*_figures(done, one.name, one.best), chosen.get(one.name, f"{one.best.order_text}, {one.best.point.p2p}"))
 
 
@@ -190,6 +197,7 @@ def _tried(done: RecordedExploration, *, verbose: bool) -> list[str]:
     lines += [f"  {reason} ({count})" for reason, count in done.refused.items()] if verbose else []
     if done.refused and not verbose:
         lines.append(f"  {format_count(done.refused.total(), 'plan')} cannot run, and why: -v")
-    kept = "degrees, microbatches, recomputation: as recorded (a model's file has others)"
+    sized = "" if done.space.sizes is not None else " microbatches,"
+    kept = f"degrees,{sized} recomputation: as recorded (a model's file has others)"
     notes = [*done.notes] if verbose else done.notes[:1]
     return [*lines, f"  {kept}", *map(Note, notes)]
