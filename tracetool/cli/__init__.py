@@ -124,7 +124,7 @@ def _answered(arguments: list[str]) -> tuple[int, BaseException | None]:
             click.echo(f"Hint: {error.option_name} is an option of {', '.join(verbs)}", err=True)
         return 2, error
     except (click.exceptions.Abort, KeyboardInterrupt, Exception) as error:
-        return _told(error), error
+        return _print_error(error), error
     return (result if isinstance(result, int) else 0), None
 
 
@@ -148,7 +148,7 @@ def _fitting(message: str) -> str:
     return "\n".join(part for of_line in lines for part in of_line)
 
 
-def _told(error: BaseException) -> int:
+def _print_error(error: BaseException) -> int:
     """Tell the user about an error on stderr; return the exit code."""
     if _signal is not None or isinstance(error, click.exceptions.Abort | KeyboardInterrupt):
         click.echo("Interrupted; nothing was left half-written.", err=True)

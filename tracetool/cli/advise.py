@@ -121,14 +121,14 @@ def advise(
     words["link"], fees = without_fees(words["link"])
     run_so = ways_of(overlap)
     question = ask(paths, words, quiet=quiet, shapes=bool(run_so))
-    found, overlaps = with_ways(question, run_so)
+    recording, overlaps = with_ways(question, run_so)
     other = None
     if sizes is not None and also is not None:
         other = _other_sizes(also, MicrobatchSize(also_mbs or sizes.sequences, also_seq or sizes.length), quiet=quiet)
     tuning = None
     with ProgressBar(quiet=quiet, doing="replaying", of="scenarios") as progress:
         decided = decide(
-            found, question.scenario, offers, names, fee=fees, steps=run_steps, overlaps=overlaps, progress=progress
+            recording, question.scenario, offers, names, fee=fees, steps=run_steps, overlaps=overlaps, progress=progress
         )
     if sizes is not None:
         tuned = next((name for name in names or () if tuning_of(name) is not None), None)

@@ -128,7 +128,7 @@ def show(
         if output.suffix.lower() not in PICTURE_SUFFIXES:
             raise ScenarioError(f"a trend is not drawn to {output}.", hint="use .png, .svg or .pdf")
         check_target(output, force=force)
-    found = trends(
+    series = trends(
         read_history(history),
         metric=metric,
         schedule=schedule,
@@ -136,12 +136,12 @@ def show(
         least_change_ratio=parse_share_ratio(least_change),
     )
     if output is not None:
-        write_file(output, render_picture(found, PICTURE_SUFFIXES[output.suffix.lower()]), force=force)
+        write_file(output, render_picture(series, PICTURE_SUFFIXES[output.suffix.lower()]), force=force)
         say_written(output)
-    print_result(render_json(found, str(history)).decode() if as_json else render_text(found, str(history)))
+    print_result(render_json(series, str(history)).decode() if as_json else render_text(series, str(history)))
     if not as_json:
         words = ["baseline", "show", "step_ns", "--history", str(history), "-o", free_name("trend.png")]
         next_step(shlex.join(["tracetool", *words]), quiet=quiet)
-    worse = [f"{trend.schedule} {trend.metric}" for trend in found if trend.is_regression]
+    worse = [f"{trend.schedule} {trend.metric}" for trend in series if trend.is_regression]
     if fail_on_step and worse:
         raise CheckFailed(f"took a step to the worse: {', '.join(worse)}.")

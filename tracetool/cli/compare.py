@@ -195,9 +195,9 @@ def _close(done: Comparison) -> None:
     """Fail where the gate is closed."""
     if not done.failures:
         return
-    told = "; ".join(done.failures)
+    failures = "; ".join(done.failures)
     if done.informational:
-        click.echo(f"informational: {told}", err=True)
+        click.echo(f"informational: {failures}", err=True)
         return
     hint = None
     if done.gate == "tool" and (done.drifted or done.figures) and not done.accepted:
@@ -208,4 +208,4 @@ def _close(done: Comparison) -> None:
         hint = "record it on both sides (memory: profile_memory=True), or leave the limit out"
     elif any(check.outcome == "inconclusive" for check in done.checks):
         hint = "record more steps (5 of each side can tell), or --allow-inconclusive"
-    raise CheckFailed(f"{told}.", hint=hint)
+    raise CheckFailed(f"{failures}.", hint=hint)

@@ -75,16 +75,16 @@ def _versions() -> dict[str, str]:
     import platform
     from importlib import metadata
 
-    found = {"tracetool": __version__, "python": platform.python_version(), "platform": platform.platform()}
+    versions = {"tracetool": __version__, "python": platform.python_version(), "platform": platform.platform()}
     try:
         names = [re.split(r"[^\w.-]", line)[0] for line in metadata.requires("tracetool") or () if "extra" not in line]
     except metadata.PackageNotFoundError:
         names = []
     for name in names:
         with suppress(metadata.PackageNotFoundError):  # some are for other platforms
-            found[name] = metadata.version(name)
+            versions[name] = metadata.version(name)
     chosen = {name: os.environ.get(name, "") for name in ("TRACETOOL_ENGINE", "TRACETOOL_SCANNER")}
-    return found | {name: value for name, value in chosen.items() if value in ("plain", "compiled")}
+    return versions | {name: value for name, value in chosen.items() if value in ("plain", "compiled")}
 
 
 def _shortened(context: click.Context, words: list[str]) -> str:
@@ -113,14 +113,14 @@ def _way(error: BaseException) -> list[dict[str, Any]]:
     """Where an error and those that it came of were raised; what they say may name kernels, so that stays out."""
     import traceback
 
-    found = []
+    where = []
     each: BaseException | None = error
     while each is not None:
         frames = traceback.extract_tb(each.__traceback__)
         places = [f"{_module(Path(one.filename))}:{one.lineno} in {one.name}" for one in frames]
-        found.append({"type": type(each).__name__, "frames": places})
+        where.append({"type": type(each).__name__, "frames": places})
         each = each.__cause__ or each.__context__
-    return found
+    return where
 
 
 def _module(path: Path) -> str:
@@ -131,16 +131,16 @@ def _module(path: Path) -> str:
 
 def _inputs(context: click.Context) -> list[list[Path]]:
     """The recordings that a call named."""
-    found: list[list[Path]] = []
+    paths: list[list[Path]] = []
     for name in _INPUTS:
         value = context.params.get(name)
         if isinstance(value, str):
-            found += [[path] for _, path in named_paths(value)]
+            paths += [[path] for _, path in named_paths(value)]
         elif isinstance(value, Path):
-            found.append([value])
+            paths.append([value])
         elif value:
-            found.append(list(value))
-    return found
+            paths.append(list(value))
+    return paths
 
 
 def _input(context: click.Context, paths: list[Path]) -> dict[str, Any]:
@@ -149,18 +149,18 @@ def _input(context: click.Context, paths: list[Path]) -> dict[str, Any]:
     from tracetool.reconstruction import reconstruct
 
     kinds = Counter("folder" if path.is_dir() else "file" if path.exists() else "absent" for path in paths)
-    found: dict[str, Any] = {"given": kinds}
+    facts: dict[str, Any] = {"given": kinds}
     copied = bool(context.params.get("copy_missing_ranks"))
     try:
         run = open_run(paths)
-        found |= {"tables": _tables(run), "sources": [_source(source) for source in run.manifest["sources"]]}
+        facts |= {"tables": _tables(run), "sources": [_source(source) for source in run.manifest["sources"]]}
         made = reconstruct(run, step=context.params.get("step"), copy_missing=copied)
         shape = made.pipeline.observed.shape
-        found["shape"] = {"ranks": shape.ranks, "microbatches": shape.microbatches, "chunks": shape.chunks}
-        found["notices"] = Counter(note.code.name for note in made.notes)
+        facts["shape"] = {"ranks": shape.ranks, "microbatches": shape.microbatches, "chunks": shape.chunks}
+        facts["notices"] = Counter(note.code.name for note in made.notes)
     except Exception as error:
-        found["error"] = _way(error)
-    return found
+        facts["error"] = _way(error)
+    return facts
 
 
 def _tables(run: Run) -> dict[str, dict[str, int]]:

@@ -87,9 +87,9 @@ def discovery_lines(facts: DiscoveryInfo) -> list[str]:
         files = "" if source["files"] == 1 else f", {source['files']} files"
         size = "" if source["member"] else f", {format_size(source['size_bytes'])}"
         lines.append(f"  {who}{origin}: {source['path']} ({source['reader']}{size}{files})")
-    for unused, told in ((facts["failed"], "cannot be read"), (facts["left"], "left")):
+    for unused, why in ((facts["failed"], "cannot be read"), (facts["left"], "left")):
         if unused:
-            lines.append(f"{len(unused)} {told}")
+            lines.append(f"{len(unused)} {why}")
             lines += _folded(unused)
     lines += [f"conflict: {conflict}" for conflict in facts["conflicts"]]
     lines += [f"hint: {hint}" for hint in facts["hints"][:_SHOWN_HINTS]]
@@ -100,12 +100,12 @@ def discovery_lines(facts: DiscoveryInfo) -> list[str]:
 def _folded(items: list[LeftInfo]) -> list[str]:
     """Every item, but of a reason that concerns many files the first few."""
     lines: list[str] = []
-    seen: Counter[str] = Counter()
+    counts: Counter[str] = Counter()
     for item in items:
-        seen[item["reason"]] += 1
-        if seen[item["reason"]] <= _SHOWN:
+        counts[item["reason"]] += 1
+        if counts[item["reason"]] <= _SHOWN:
             lines.append(f"  {item['path']}: {item['reason']}")
-    return lines + [f"  {n - _SHOWN:,} more: {reason} (--json lists all)" for reason, n in seen.items() if n > _SHOWN]
+    return lines + [f"  {n - _SHOWN:,} more: {reason} (--json lists all)" for reason, n in counts.items() if n > _SHOWN]
 
 
 _OBSERVED_SQL = """
@@ -171,16 +171,16 @@ def _observed_lines(pipeline: ObservedPipelineInfo, run: Run) -> list[str]:
         order, peak = row["schedule"], row["peak_hbm_bytes"]
     stages = pipeline["stages"]
 
-    def told(names: Mapping[str, str], shown: Callable[[float], str]) -> list[str]:
+    def between(names: Mapping[str, str], shown: Callable[[float], str]) -> list[str]:
         values = {name: [stage[key] for stage in stages if stage[key] is not None] for key, name in names.items()}
         return [f"{name} {_between(each, shown)}" for name, each in values.items() if each]
 
-    sizes = [*told(_SIZES, format_size), *([] if peak is None else [f"peak {format_size(peak)}"])]
+    sizes = [*between(_SIZES, format_size), *([] if peak is None else [f"peak {format_size(peak)}"])]
     return [
         *warnings,
         f"  step {pipeline['step']}: {took}",
         f"  schedule: {order or 'an order without a name'}",
-        f"  {format_count(len(stages), 'stage')}: {', '.join(told(_TIMES, format_duration))}",
+        f"  {format_count(len(stages), 'stage')}: {', '.join(between(_TIMES, format_duration))}",
         f"  memory: {', '.join(sizes) or 'unknown'}",
     ]
 
@@ -251,8 +251,8 @@ def _replayed_line(replayed: ReplayedRunInfo) -> str:
 def _communication_line(facts: SummaryInfo) -> str:
     if not facts["comms"]:
         return "  no communication operations were read"
-    told = f"  {facts['comms']:,} communication operations, {facts['sends_and_receives']:,} of them sends and receives"
-    return told + (f" ({facts['without_peer']:,} without a peer)" if facts["without_peer"] else "")
+    line = f"  {facts['comms']:,} communication operations, {facts['sends_and_receives']:,} of them sends and receives"
+    return line + (f" ({facts['without_peer']:,} without a peer)" if facts["without_peer"] else "")
 
 
 def _pipeline_lines(pipeline: ObservedPipelineInfo, notes: list[str], gaps: list[HostGapInfo]) -> list[str]:
@@ -308,8 +308,8 @@ def _loss_lines(facts: SummaryInfo) -> list[str]:
                 place = source["places"].get(reason)
                 where = f" (the first in {place})" if place else ""
                 size = source["lost_bytes"].get(reason, 0) if what == "dropped" else 0
-                told_size = f" ({format_count(size, 'byte')})" if size else ""
-                lines.append(f"  {who}: {format_count(count, 'record')} {what}{told_size}: {reason}{where}")
+                size_text = f" ({format_count(size, 'byte')})" if size else ""
+                lines.append(f"  {who}: {format_count(count, 'record')} {what}{size_text}: {reason}{where}")
         if python := source["skipped"].get("python_function", 0):
             lines.append(
                 f"  {who}: {format_count(python, 'event')} of Python functions not read (--keep python_function)"
@@ -327,8 +327,8 @@ def _bubble_lines(bubbles: list[VendorBubbleInfo]) -> list[str]:
         ranks.setdefault((b["step"], b["vendor_bubble_ns"], b["bubble_ns"]), []).append(b["rank"])
     lines = ["  Ascend's own Bubble (receive operators only) beside ours (idle in the window):"] if ranks else []
     for (step, theirs, ours), members in list(ranks.items())[:_SHOWN]:
-        told = "not reconstructed" if ours is None else f"ours {format_duration(ours)}"
-        lines.append(f"    step {step}, {format_ranks(members)}: Ascend's {format_duration(theirs)}, {told}")
+        ours_text = "not reconstructed" if ours is None else f"ours {format_duration(ours)}"
+        lines.append(f"    step {step}, {format_ranks(members)}: Ascend's {format_duration(theirs)}, {ours_text}")
     if len(ranks) > _SHOWN:
         lines.append(f"    {len(ranks) - _SHOWN} more (--json has all)")
     return lines
@@ -368,10 +368,10 @@ def crossing_lines(facts: CrossingInfo) -> list[str]:
     lines += [f"    {dc}: {format_ranks(ranks)}" for dc, ranks in facts["dcs"].items()]
     for way in facts["directions"]:
         pairs = [m for m in facts["messages"] if (m.src_dc, m.dst_dc) == (way["src_dc"], way["dst_dc"])]
-        told = [f"{m.src_rank}→{m.dst_rank}: {m.messages}" for m in pairs]
+        counts = [f"{m.src_rank}→{m.dst_rank}: {m.messages}" for m in pairs]
         lines.append(
             f"    {way['src_dc']}→{way['dst_dc']}: {format_count(way['messages'], 'message')}, "
-            f"{_size(way['payload_bytes'])} ({_listed(told)})"
+            f"{_size(way['payload_bytes'])} ({_listed(counts)})"
         )
     for part in facts["collectives"][:_SHOWN_PAIRS]:
         lines.append(

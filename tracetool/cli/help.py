@@ -62,8 +62,8 @@ def print_help(context: click.Context, names: tuple[str, ...]) -> None:
         click.echo(_listed(context))
     elif name in topics():
         _print_topic(name)
-    elif not _is_command(context, names) and (found := _speaking_of(names)):
-        click.echo(_found(context, found))
+    elif not _is_command(context, names) and (speaking := _speaking_of(names)):
+        click.echo(_topics_text(context, speaking))
     else:
         click.echo(_of_command(context.find_root(), names))
 
@@ -137,10 +137,10 @@ def _speaking_of(names: tuple[str, ...]) -> dict[str, str]:
     }
 
 
-def _found(context: click.Context, found: dict[str, str]) -> str:
+def _topics_text(context: click.Context, matches: dict[str, str]) -> str:
     formatter = context.make_formatter()
     with formatter.section("Topics that speak of it"):
-        formatter.write_dl([(name, line.removeprefix(f"# {name}: ").strip("-|` ")) for name, line in found.items()])
+        formatter.write_dl([(name, line.removeprefix(f"# {name}: ").strip("-|` ")) for name, line in matches.items()])
     formatter.write_paragraph()
     formatter.write_text("'tracetool help NAME' prints one.")
     return formatter.getvalue().rstrip()
@@ -236,7 +236,7 @@ def settings_schema(root: click.Group) -> dict[str, Any]:
     def closed(properties: Mapping[str, Any], about: str) -> dict[str, Any]:
         return {"description": about, "type": "object", "properties": properties, "additionalProperties": False}
 
-    found: dict[str, Any] = {
+    schema: dict[str, Any] = {
         key: _schema_of(next(iter(options.values()))) for key, options in shared_options(root).items()
     }
     tables: dict[str, dict[str, Any]] = {}
@@ -247,9 +247,9 @@ def settings_schema(root: click.Group) -> dict[str, Any]:
         tables.setdefault(group, {}).update({below: closed(own, alone)} if below else own)
     for group, held in tables.items():
         table = closed(held, f"tracetool {group} alone")
-        found[group] = {"anyOf": [found[group], table]} if group in found else table
+        schema[group] = {"anyOf": [schema[group], table]} if group in schema else table
     head = {"$schema": "https://json-schema.org/draft/2020-12/schema", "$id": "urn:tracetool:schema:1:config"}
-    return head | {"title": "Settings"} | closed(found, "What a project sets; the command line goes ahead of it.")
+    return head | {"title": "Settings"} | closed(schema, "What a project sets; the command line goes ahead of it.")
 
 
 def _schema_of(option: click.Option) -> dict[str, Any]:

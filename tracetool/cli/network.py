@@ -112,10 +112,10 @@ def network(
         if network is None:
             raise ScenarioError("which network is not said.", hint="add --network n.toml (tracetool help network)")
         if [path.suffix.lower() for path in paths] == [".toml"]:
-            shown = _told(_from_shapes(paths[0], network, sizes, fit), following("estimate", str(paths[0])))
+            shown = _traffic_screen(_from_shapes(paths[0], network, sizes, fit), following("estimate", str(paths[0])))
         else:
             _refuse({"--fit": fit or None}, "models")
-            shown = _told(_recorded(paths, network, sizes, quiet=quiet), following("replay"))
+            shown = _traffic_screen(_recorded(paths, network, sizes, quiet=quiet), following("replay"))
     text, forms, after = shown
     for path in output:
         if path.suffix.lower() not in forms:
@@ -157,7 +157,7 @@ def _fabrics(
         if kind is None:
             raise UnknownName("network", name.strip(), FABRICS)
         kinds.append(kind)
-    found: list[Fabric] = [
+    fabrics: list[Fabric] = [
         build(
             kind, devices, radix, hb_domain, prices=known,
             hb_bytes_per_s=parse_bandwidth_bytes_per_s(hb or "450GB/s"),
@@ -165,7 +165,7 @@ def _fabrics(
         )
         for kind in kinds
     ]  # fmt: skip
-    info = fabrics_info(found, radix, hb_domain, known, command_line())
+    info = fabrics_info(fabrics, radix, hb_domain, known, command_line())
     forms: dict[str, Callable[[], bytes]] = {".json": lambda: fabrics_json(info)}
     for suffix, form in PICTURE_SUFFIXES.items():
         forms[suffix] = lambda form=form: fabrics_picture(info, form)  # type: ignore[misc]
@@ -186,8 +186,8 @@ def _recorded(paths: Sequence[Path], network: Path, sizes: str | None, *, quiet:
     choice = read_network(network)
     with ProgressBar(quiet=quiet) as progress:
         run = open_run(list(paths), progress)
-    found = recorded_on(run, reconstruct(run), choice, _counts(sizes))
-    return found, run_facts(" ".join(map(str, paths)), run.manifest, command_line())
+    carried = recorded_on(run, reconstruct(run), choice, _counts(sizes))
+    return carried, run_facts(" ".join(map(str, paths)), run.manifest, command_line())
 
 
 def _from_shapes(model: Path, network: Path, sizes: str | None, fit: tuple[str, ...]) -> tuple[OnNetwork, RunFacts]:
@@ -208,24 +208,24 @@ def _counts(sizes: str | None) -> tuple[int, ...]:
     return () if sizes is None else parse_counts(sizes)
 
 
-def _told(on_network: tuple[OnNetwork, RunFacts], after: str) -> _Shown:
+def _traffic_screen(on_network: tuple[OnNetwork, RunFacts], after: str) -> _Shown:
     from tracetool.reports.network import traffic_json, traffic_rows, traffic_text
     from tracetool.reports.network.picture import traffic_picture
     from tracetool.reports.picture import PICTURE_SUFFIXES
 
-    found, facts = on_network
-    forms: dict[str, Callable[[], bytes]] = {".json": lambda: traffic_json(found, facts)}
+    carried, facts = on_network
+    forms: dict[str, Callable[[], bytes]] = {".json": lambda: traffic_json(carried, facts)}
     for suffix, form in PICTURE_SUFFIXES.items():
-        forms[suffix] = lambda form=form: traffic_picture(found, facts, form)  # type: ignore[misc]
-    forms |= {".csv": lambda: traffic_rows(found).write_csv().encode(), ".parquet": lambda: _parquet(found)}
-    return lambda: traffic_text(found, facts), forms, after
+        forms[suffix] = lambda form=form: traffic_picture(carried, facts, form)  # type: ignore[misc]
+    forms |= {".csv": lambda: traffic_rows(carried).write_csv().encode(), ".parquet": lambda: _parquet(carried)}
+    return lambda: traffic_text(carried, facts), forms, after
 
 
-def _parquet(found: OnNetwork) -> bytes:
+def _parquet(carried: OnNetwork) -> bytes:
     import io
 
     from tracetool.reports.network import traffic_rows
 
     file = io.BytesIO()
-    traffic_rows(found).write_parquet(file)
+    traffic_rows(carried).write_parquet(file)
     return file.getvalue()

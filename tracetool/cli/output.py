@@ -150,9 +150,9 @@ def say_written(path: Path | str, about: str = "") -> None:
         path: Where it is.
         about: What more there is to say of it.
     """
-    opened = [told for suffix, told in _OPENED.items() if str(path).lower().endswith(suffix)]
-    told = "; ".join([*([about] if about else []), *opened])
-    click.echo(f"wrote {path}" + (f" ({told})" if told else ""), err=True)
+    opened = [words for suffix, words in _OPENED.items() if str(path).lower().endswith(suffix)]
+    words = "; ".join([*([about] if about else []), *opened])
+    click.echo(f"wrote {path}" + (f" ({words})" if words else ""), err=True)
 
 
 def free_name(name: str) -> str:

@@ -58,8 +58,8 @@ def schedules(
     if name is None:
         _list(verbose=verbose, as_json=as_json, quiet=quiet)
         return
-    if told := named_here(name):
-        click.echo(f"note: {told}", err=True)
+    if meant := named_here(name):
+        click.echo(f"note: {meant}", err=True)
     name = schedule_name(name)
     if extra_forwards:
         refuse_unheeded("extra forwards", [name])

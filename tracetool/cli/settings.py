@@ -93,12 +93,12 @@ def commands_with_settings(root: click.Group) -> dict[str, click.Command]:
 
 def shared_options(root: click.Group) -> dict[str, dict[str, click.Option]]:
     """The keys outside tables: the options they are, by command."""
-    found: dict[str, dict[str, click.Option]] = {}
+    shared: dict[str, dict[str, click.Option]] = {}
     for name in _ALIKE:
         for key, option in settable(root.commands[name]).items():
             if (name, option.name) not in _OTHERWISE:
-                found.setdefault(key, {})[name] = option
-    return found
+                shared.setdefault(key, {})[name] = option
+    return shared
 
 
 def find_settings(folder: Path) -> Path | None:
@@ -154,7 +154,7 @@ class _SettingsReader:
         self.folder = path.resolve().parent
         self.commands = commands_with_settings(root)
         self.shared = shared_options(root)
-        self.found: dict[str, dict[str, SetOption]] = {name: {} for name in self.commands}
+        self.options: dict[str, dict[str, SetOption]] = {name: {} for name in self.commands}
 
     def settings(self) -> dict[str, dict[str, SetOption]]:
         """All that it sets."""
@@ -169,7 +169,7 @@ class _SettingsReader:
                 self._take(command, "", option, value, self._where(key))
         for key, held in tables.items():
             self._take_table(held, key)
-        return self.found
+        return self.options
 
     def _take_table(self, held: Mapping[str, Any], *keys: str) -> None:
         """The options of one command, or the tables of a group of them."""
@@ -188,7 +188,7 @@ class _SettingsReader:
 
     def _take(self, command: str, table: str, option: click.Option, value: object, where: str) -> None:
         setting = SetOption(option, _value(option, value, self.folder, where), where, table)
-        self.found[command][option.name or ""] = setting
+        self.options[command][option.name or ""] = setting
 
     def _where(self, *keys: str) -> str:
         line = self.lines.get((*self.above, *keys)) or self.lines.get((*self.above, *keys[:-1]))
@@ -197,15 +197,15 @@ class _SettingsReader:
 
 def _lines(text: str) -> dict[tuple[str, ...], int]:
     """The line that each table and key of a TOML file begins in."""
-    found: dict[tuple[str, ...], int] = {}
+    lines: dict[tuple[str, ...], int] = {}
     table: tuple[str, ...] = ()
     for number, line in enumerate(text.splitlines(), 1):
         if head := re.match(r"\s*\[\s*([^\[\]]+?)\s*\]", line):
             table = tuple(part.strip(" \"'") for part in head[1].split("."))
-            found.setdefault(table, number)
+            lines.setdefault(table, number)
         elif key := re.match(r"\s*([\w.\"'-]+)\s*=", line):
-            found.setdefault((*table, *(part.strip("\"'") for part in key[1].split("."))), number)
-    return found
+            lines.setdefault((*table, *(part.strip("\"'") for part in key[1].split("."))), number)
+    return lines
 
 
 def _value(option: click.Option, raw: object, folder: Path, where: str) -> Any:
@@ -359,7 +359,7 @@ def heeding_settings(command: click.Command) -> None:
         return
 
     @wraps(run)
-    def told(*args: Any, **kwargs: Any) -> Any:
+    def heeding(*args: Any, **kwargs: Any) -> Any:
         held = [one for one in in_effect(click.get_current_context()) if one.option.name not in _LOOKS]
         if held:
             files = ", ".join(dict.fromkeys(one.where.rpartition(":")[0] or one.where for one in held))
@@ -367,7 +367,7 @@ def heeding_settings(command: click.Command) -> None:
             click.echo(f"note: as {files} says: {words} (--no-config ignores it)", err=True)
         return run(*args, **kwargs)
 
-    command.callback = told
+    command.callback = heeding
     command.params = [*command.params, *_OPTIONS]
 
 

@@ -271,16 +271,16 @@ def _describe(opened: dict[str, Run], form: str, only: str | None = None) -> Non
         lines = wrap(f"{named}: {docs[only]}", width, "  ")
         for column in catalog["columns"]:
             if column["name"] == only:
-                told = f"  {column['column_name']:<22} {column['data_type']:<9} {column['column_doc']}"
-                lines += wrap(told, width, " " * 35)
+                text = f"  {column['column_name']:<22} {column['data_type']:<9} {column['column_doc']}"
+                lines += wrap(text, width, " " * 35)
         click.echo("\n".join(lines))
         return
     if len(opened) > 1:
-        told = (
+        text = (
             f"{', '.join(opened)} each have these, as {next(iter(opened))}.ops; without a name before it a table is "
             "that of all of them, with a column run."
         )
-        click.echo("\n".join(wrap(told, width, "")))
+        click.echo("\n".join(wrap(text, width, "")))
     room = max(map(len, docs))
     for name, doc in docs.items():
         line = f"{name:<{room}}  {doc}"

@@ -193,7 +193,7 @@ def sweep(
     grid = replace(grid, overlaps=overlaps)
     grids = _on_network(_grids(grid, question, dc, scenarios, scenario), question, tier, words)
     with ProgressBar(quiet=quiet, doing="replaying", of="points") as progress:
-        found = run_sweep(
+        swept = run_sweep(
             recorded,
             grids,
             progress=progress,
@@ -205,25 +205,25 @@ def sweep(
             price=price,
         )
     if distance is not None or any(named.distance is not None for named in scenarios or ()):
-        found = replace(
-            found,
+        swept = replace(
+            swept,
             notes=(
-                *found.notes,
+                *swept.notes,
                 Notice(NoticeCode.DISTANCES, f"distances are latencies of {NS_PER_KM / 1e3:g} us per km, one way"),
             ),
         )
     facts = question.facts()
     for path in output:
-        write_file(path, _form(path)(found, facts, price), force=force)
+        write_file(path, _form(path)(swept, facts, price), force=force)
         say_written(path)
     if as_json:
-        click.echo(render_json(found, facts, price).decode(), nl=False)
+        click.echo(render_json(swept, facts, price).decode(), nl=False)
         return
     kept = next((str(path) for path in output if path.suffix.lower() in (".parquet", ".csv", ".json")), None)
     keeping = following("sweep", "-o", free_name("sweep.parquet"))
-    after = (_replay_of(_best_points(found), paths) if kept is not None else keeping) or following("info")
-    told = render_text(found, facts, price, verbose=verbose, kept=kept or _KEPT, after=after)
-    click.echo(told.decode(), nl=False)
+    after = (_replay_of(_best_points(swept), paths) if kept is not None else keeping) or following("info")
+    text = render_text(swept, facts, price, verbose=verbose, kept=kept or _KEPT, after=after)
+    click.echo(text.decode(), nl=False)
     next_step(after, quiet=quiet)
 
 
@@ -236,9 +236,9 @@ _OWN = {option.name for option in sweep.params}
 sweep.params[-5:-5] = [option for option in reversed(_SHARED.params) if option.name not in _OWN]
 
 
-def _best_points(found: Sweep) -> list[SweepPoint]:
+def _best_points(swept: Sweep) -> list[SweepPoint]:
     """What is best in each scenario, the shortest first."""
-    points = [each.point for each in found.best if each.point is not None]
+    points = [each.point for each in swept.best if each.point is not None]
     return sorted(points, key=lambda point: point.step_ns_per_microbatch or 0)
 
 
@@ -299,14 +299,14 @@ def _typed(listed: str | None, parse: Callable[[str], int], value: int) -> str |
 def _given_words() -> list[str]:
     """The shared options that were given, as given."""
     context = click.get_current_context()
-    found: list[str] = []
+    words: list[str] = []
     for option in _SHARED.params:
         if option.name in _OWN or not is_given(context, option.name):
             continue
         value = context.params[option.name or ""]
         for one in value if isinstance(value, tuple) else (value,):
-            found += [option.opts[0]] if one is True else [option.opts[0], str(one)]
-    return found
+            words += [option.opts[0]] if one is True else [option.opts[0], str(one)]
+    return words
 
 
 def _shared_words(words: dict[str, Any]) -> Words:
@@ -322,9 +322,9 @@ def _grids(
     from tracetool.sweeps.asked import places
     from tracetool.sweeps.scenario_file import grids_of
 
-    found = question.found
-    grid = replace(grid, scenario=question.scenario, dcs=tuple(places(text, found) for text in maps))
-    return [grid] if scenarios is None else grids_of(scenarios, grid, lambda text: places(text, found), str(path))
+    recording = question.found
+    grid = replace(grid, scenario=question.scenario, dcs=tuple(places(text, recording) for text in maps))
+    return [grid] if scenarios is None else grids_of(scenarios, grid, lambda text: places(text, recording), str(path))
 
 
 def _on_network(grids: list[Grid], question: Question, tiers: tuple[str, ...], words: dict[str, Any]) -> list[Grid]:
@@ -356,7 +356,7 @@ def _form(path: Path) -> Callable[..., bytes]:
     if suffix in PICTURE_SUFFIXES:
         from tracetool.reports.sweep.lines import render_sweep
 
-        return lambda found, _facts, _price: render_sweep(found, PICTURE_SUFFIXES[suffix])
+        return lambda swept, _facts, _price: render_sweep(swept, PICTURE_SUFFIXES[suffix])
     if suffix not in forms:
         raise ScenarioError(
             f"a sweep is not written to {path.suffix or 'files without suffix'}: {path}.",

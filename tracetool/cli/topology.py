@@ -113,7 +113,7 @@ def refuse_offers(network: Path | None, offers: Sequence[str]) -> None:
         return
     outer = read_network(network).network.tiers[-1]
     widths = [f"{outer.bandwidth_bytes_per_s * 8 / 1e9:g}Gbit/s"]
-    widths += [found[0] for found in map(_BANDWIDTH.search, offers) if found]
+    widths += [match[0] for match in map(_BANDWIDTH.search, offers) if match]
     figures = ",".join(dict.fromkeys(widths)) if len(widths) > 1 else "100..800Gbit/s"
     sweep = following("sweep", "--tier", f"{outer.name}.bandwidth={figures}")
     raise ScenarioError(

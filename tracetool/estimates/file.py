@@ -158,17 +158,17 @@ def read_model(
             efficient the device is.
         UnknownName: If no measured run has a name.
     """
-    found = read_toml(path, ModelFile, hint=_HINT)
-    device, efficiency = _device(found.device, f"{path}: device")
+    file = read_toml(path, ModelFile, hint=_HINT)
+    device, efficiency = _device(file.device, f"{path}: device")
     if efficiency is None and not (fit or timed):
-        example = ", ".join(Option.FIT(run.name) for run in found.measured[:1])
+        example = ", ".join(Option.FIT(run.name) for run in file.measured[:1])
         raise ScenarioError(
             f"{path} does not say how efficient {device.name} is.",
             hint=f"add {example}" if example else "give device.efficiency, or measured runs to fit it on",
         )
     ratio = efficiency or 1.0
-    job = Job(found.model.name, _model(found.model), device, _training(found.training, ratio))
-    measured = tuple(_measured(run, found, device, ratio, path) for run in found.measured)
+    job = Job(file.model.name, _model(file.model), device, _training(file.training, ratio))
+    measured = tuple(_measured(run, file, device, ratio, path) for run in file.measured)
     names = [run.name for run in measured]
     twice = next((name for name in names if names.count(name) > 1), None)
     if twice is not None:
@@ -222,10 +222,10 @@ def _training(table: TrainingTable, efficiency_ratio: float) -> Training:
     )  # fmt: skip
 
 
-def _measured(run: MeasuredTable, found: ModelFile, device: Accelerator, ratio: float, path: Path) -> Job:
+def _measured(run: MeasuredTable, file: ModelFile, device: Accelerator, ratio: float, path: Path) -> Job:
     try:
-        model = msgspec.convert({**msgspec.to_builtins(found.model), **run.model}, ModelTable)
-        training = msgspec.convert({**msgspec.to_builtins(found.training), **run.training}, TrainingTable)
+        model = msgspec.convert({**msgspec.to_builtins(file.model), **run.model}, ModelTable)
+        training = msgspec.convert({**msgspec.to_builtins(file.training), **run.training}, TrainingTable)
     except msgspec.ValidationError as error:
         raise ScenarioError(f"{path}: {run.name}: {error}.", hint=_HINT) from error
     network = None if run.network is None else read_network(path.parent / run.network)

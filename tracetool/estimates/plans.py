@@ -157,14 +157,14 @@ def read_plans(path: Path) -> tuple[list[MeasuredPlan], str]:
     """
     try:
         content = path.read_bytes()
-        found = msgspec.convert(json.loads(content), PlansFile)
+        file = msgspec.convert(json.loads(content), PlansFile)
     except (OSError, ValueError) as error:
         why = getattr(error, "strerror", None) or error
         raise ScenarioError(
             f"cannot read {path}: {why}.",
             hint="schemas/plans.schema.json has the form",
         ) from error
-    return found.results, sha256(content).hexdigest()
+    return file.results, sha256(content).hexdigest()
 
 
 def predict_plans(

@@ -246,11 +246,11 @@ def _lines(network: Network, ranks: Int64s, of_one: int) -> tuple[PipelineLine, 
     apart = network.tiers[-1].shared_by != "device" or network.tiers[-1].oversubscription > 1
     sorts = np.concatenate([crossed, outer - outer[:1] if apart else outer[:0]])
     draw = np.random.default_rng(0).integers(1, 1 << 40, len(sorts))
-    found = []
+    lines = []
     for column in np.sort(np.unique(draw @ sorts, return_index=True)[1]).tolist():
         numbers = {place: number for number, place in enumerate(dict.fromkeys(outer[:, column].tolist()))}
         places = tuple(numbers[place] for place in outer[:, column].tolist()) if apart and len(numbers) > 1 else ()
         pairs = zip(ranks[:, column].tolist(), following[:, column].tolist(), strict=True)
         hops = zip(pairs, crossed[:, column].tolist(), shared, strict=True)
-        found.append(PipelineLine(tuple(SeatHop(pair, level, *by) for pair, level, by in hops), places))
-    return tuple(found)
+        lines.append(PipelineLine(tuple(SeatHop(pair, level, *by) for pair, level, by in hops), places))
+    return tuple(lines)

@@ -134,17 +134,17 @@ def read_layers(path: Path) -> LayerTimings:
     """
     try:
         content = path.read_bytes()
-        found = msgspec.convert(json.loads(content), LayersFile, strict=False)
+        file = msgspec.convert(json.loads(content), LayersFile, strict=False)
     except (OSError, ValueError) as error:
         why = getattr(error, "strerror", None) or error
         raise ScenarioError(
             f"cannot read {path}: {why}.",
             hint="schemas/layers.schema.json has the form",
         ) from error
-    if tuple(found.columns) != COLUMNS:
-        raise ScenarioError(f"{path} has the columns {', '.join(found.columns)}.", hint=f"give {', '.join(COLUMNS)}")
+    if tuple(file.columns) != COLUMNS:
+        raise ScenarioError(f"{path} has the columns {', '.join(file.columns)}.", hint=f"give {', '.join(COLUMNS)}")
     rows: dict[tuple[str, int, int], Rows] = {}
-    for model, by_batch in found.layers.items():
+    for model, by_batch in file.layers.items():
         for batch, by_tensor in by_batch.items():
             for tensor, layers in by_tensor.items():
                 if not (batch.isdecimal() and tensor.isdecimal()):

@@ -59,14 +59,14 @@ def _resources(marks: Network, network: Network, whole: Network) -> list[Link]:
         network: With what one of several has of what they share.
         whole: With what all of them have: a connection is one pair's.
     """
-    found = []
+    resources = []
     for number, (mark, tier, own) in enumerate(zip(marks.tiers, network.tiers, whole.tiers, strict=True)):
-        found.append(tier.link("", "", 0))
+        resources.append(tier.link("", "", 0))
         if mark.oversubscription > 1:
-            found.append(tier.link("", "", 0, network.inner_size(number) / tier.oversubscription))
+            resources.append(tier.link("", "", 0, network.inner_size(number) / tier.oversubscription))
         if mark.connections > 1:
-            found.append(own.link("", "", 0, 1 / own.connections))
-    return found
+            resources.append(own.link("", "", 0, 1 / own.connections))
+    return resources
 
 
 @lru_cache(maxsize=2048)
@@ -164,8 +164,8 @@ class OverTiers:
                 mark.bandwidth_bytes_per_s: link
                 for mark, link in zip(_resources(marks, marks, marks), _resources(marks, mine, whole), strict=True)
             }
-        found: Mapping[int, Link] = self.known["links", sharing]
-        return found
+        links: Mapping[int, Link] = self.known["links", sharing]
+        return links
 
     @staticmethod
     def _divided(network: Network, sharing: Sequence[int]) -> Network:
@@ -188,8 +188,8 @@ class OverTiers:
         key = "hops", payload_bytes
         if key not in self.known:
             self.known[key] = hops_of(self, payload_bytes, len(self.line.hops))
-        found: Int64s = self.known[key]
-        return found
+        delays_ns: Int64s = self.known[key]
+        return delays_ns
 
     def _hop(self, payload_bytes: int, rank: int) -> tuple[int, int]:
         hop = self.line.hops[rank]

@@ -52,29 +52,29 @@ def volumes(model: Transformer, training: Training) -> Mapping[str, Sequence[Vol
     hidden = BYTES * tokens * model.hidden
     rounds = training.microbatches * model.layers // training.stages  # of a layer, on each pipeline rank
     is_full = training.recompute == "full"
-    found: dict[str, list[Volume]] = defaultdict(list)
+    by_group: dict[str, list[Volume]] = defaultdict(list)
     times = 2 * rounds * (3 if is_full else 2)
     kinds = ("allgather", "reducescatter") if training.sequence_parallel else ("allreduce",)
-    found["tp"] += [Volume(kind, times * hidden) for kind in kinds]
+    by_group["tp"] += [Volume(kind, times * hidden) for kind in kinds]
     is_anew = is_full or (training.recompute == "selective" and not model.fused_attention)
     around = BYTES * 2 * tokens * model.kv_width // training.tensor * training.context
-    found["cp"].append(Volume("allgather", rounds * (4 if is_anew else 3) * around))
+    by_group["cp"].append(Volume("allgather", rounds * (4 if is_anew else 3) * around))
     if model.experts is not None and training.expert > 1:
         routed = BYTES * tokens * model.experts.top * model.hidden // training.tensor
-        found["ep"].append(Volume("alltoall", times * routed))
+        by_group["ep"].append(Volume("alltoall", times * routed))
     share = hidden // training.tensor * training.microbatches
     hops = (tuple(map(training.shape.rank_of, pair)) for pair in pairwise(range(training.shape.stages)))
-    found["pp"] += [
+    by_group["pp"] += [
         Volume(MESSAGES, share * often, members=hop) for hop, often in Counter(hops).items() if len({*hop}) > 1
     ]
     for stage in range(training.stages):
-        found["dp"] += _reduced(model, training, stage)
+        by_group["dp"] += _reduced(model, training, stage)
     if model.tied and training.stages > 1:
         entries = model.vocabulary * model.hidden // training.tensor
-        found[EMBEDDING].append(
+        by_group[EMBEDDING].append(
             Volume("allreduce", GRADIENT_BYTES * entries, ("pp",), members=(0, training.stages - 1))
         )
-    return found
+    return by_group
 
 
 def _reduced(model: Transformer, training: Training, rank: int) -> list[Volume]:

@@ -61,8 +61,8 @@ def _contradiction(space: Space) -> str:
         values = space.given.get(axis, ())  # type: ignore[call-overload]
         if values and all(count % value for value in values):
             return f"{model.name} has {count} {what}, which do not divide into {axis} {', '.join(map(str, values))}."
-    told = ", ".join(f"{axis}={'|'.join(map(str, space.given[axis]))}" for axis in _said(space)) or "as left"
-    return f"no degrees with {told} make {devices} devices of {model.name}."
+    given = ", ".join(f"{axis}={'|'.join(map(str, space.given[axis]))}" for axis in _said(space)) or "as left"
+    return f"no degrees with {given} make {devices} devices of {model.name}."
 
 
 def _nearest(space: Space) -> str:
@@ -70,8 +70,8 @@ def _nearest(space: Space) -> str:
     for axis in reversed(_said(space)):
         wanted = space.given[axis][0]
         free = {name: values for name, values in space.given.items() if name != axis}
-        found = {getattr(degrees, axis) for degrees in degrees_of(replace(space, given=free))}
-        if found:
-            nearest = sorted(found, key=lambda value: (abs(value - wanted), value))[:2]
+        known = {getattr(degrees, axis) for degrees in degrees_of(replace(space, given=free))}
+        if known:
+            nearest = sorted(known, key=lambda value: (abs(value - wanted), value))[:2]
             return f"{axis}={' or '.join(map(str, sorted(nearest)))} would fit"
     return "give fewer axes, or other degrees in the model's file"

@@ -66,11 +66,11 @@ class SearchWork:
         sizes = list(map(len, parts))
         self.progress.start(len(bases))
         if self.executor is None and count <= 1:
-            found = []
+            bounded = []
             for part in parts:  # one after another: what a part takes beside its bounds is freed
-                found.append(bounds_of(judge, part))
+                bounded.append(bounds_of(judge, part))
                 self.progress.advance(len(part))
-            return joined(found, sizes)
+            return joined(bounded, sizes)
         pieces = [_Piece(judge.workload, part) for part in parts]
         if self.executor is not None:
             return joined(on_cluster(_bounded, pieces, sizes, self.progress, self.executor), sizes)
@@ -92,9 +92,9 @@ def _bounded(piece: _Piece, advance: Callable[[int], None]) -> PlanBounds:
     if key not in _judges:
         _judges.clear()
         _judges[key] = Judge(piece.workload)
-    found = bounds_of(_judges[key], piece.bases)
+    bounded = bounds_of(_judges[key], piece.bases)
     advance(len(piece.bases))
-    return found
+    return bounded
 
 
 def _digest(*values: object) -> str:
@@ -123,8 +123,8 @@ class SearchFile:
         if self._path is None or not self._path.exists():
             return {}
         try:
-            with np.load(self._path, allow_pickle=False) as found:
-                held = dict(found)
+            with np.load(self._path, allow_pickle=False) as arrays:
+                held = dict(arrays)
         except (OSError, ValueError, EOFError) as error:
             raise ScenarioError(f"{self._path} is no file of a search: {error}.", hint="name another one") from error
         if str(held.get("digest")) != self._digest:

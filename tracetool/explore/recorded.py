@@ -204,7 +204,7 @@ class RecordedSpace:
             BadTopology: If nothing fits.
         """
         trouble: BadTopology | UnknownName | None = None
-        seen = set()
+        known = set()
         tried = [RecordedWay(*values) for values in product(*(self.values(axis) for axis in _WAY_AXES))]
         for way in sorted(tried, key=lambda way: way != self.base):
             try:
@@ -218,10 +218,10 @@ class RecordedSpace:
             )
             if scenario.pipelines_on_link == 1:
                 scenario = replace(scenario, link_sharing="temporal")
-            if (scenario, way.chunks) not in seen:
-                seen.add((scenario, way.chunks))
+            if (scenario, way.chunks) not in known:
+                known.add((scenario, way.chunks))
                 yield way, scenario
-        if not seen and trouble is not None:
+        if not known and trouble is not None:
             raise trouble
 
     def _microbatches(self, way: RecordedWay) -> int | None:

@@ -146,14 +146,14 @@ def value_of(plan: JobPlan, axis: AxisName) -> Any:
     if axis in DEGREES:
         return getattr(training.degrees, axis)
     extra = training.extra_forwards
-    found = {
+    values = {
         "placement": plan.placement, "schedule": training.order_name,
         "depth": max((a - b for a, b in pairwise((*extra, 0))), default=0),
         "chunks": training.chunks, "microbatch": training.batch, "recompute": training.recompute,
         "p2p": plan.p2p_text, "collectives": plan.collectives, "beside": training.overlap_reduction,
         "sharing": plan.sharing, "routing": plan.routing_ratio, "compression": plan.compression_ratio,
     }  # fmt: skip
-    return found[axis]
+    return values[axis]
 
 
 def read_axes(fixed: Sequence[str], tried: Sequence[str]) -> dict[AxisName, Values]:
@@ -167,7 +167,7 @@ def read_axes(fixed: Sequence[str], tried: Sequence[str]) -> dict[AxisName, Valu
         ScenarioError: If there is no value, or an axis is given twice.
         UnknownName: If there is no such axis, or value.
     """
-    found: dict[AxisName, Values] = {}
+    axes: dict[AxisName, Values] = {}
     for text, single in [*((one, True) for one in fixed), *((one, False) for one in tried)]:
         name, equals, rest = text.partition("=")
         axis = parse_axis(name.strip())
@@ -178,10 +178,10 @@ def read_axes(fixed: Sequence[str], tried: Sequence[str]) -> dict[AxisName, Valu
             raise ScenarioError(f"{text!r} gives no value of {axis}.", hint=f"as in {axis}=...")
         if single and len(texts) > 1:
             raise ScenarioError(f"{text!r} fixes {axis} at {len(texts)} values.", hint="try them, or give one")
-        if axis in found:
+        if axis in axes:
             raise ScenarioError(f"{axis} is given twice.", hint="fix it, or list all values once")
-        found[axis] = tuple(dict.fromkeys(map(_READ[axis], texts)))
-    return found
+        axes[axis] = tuple(dict.fromkeys(map(_READ[axis], texts)))
+    return axes
 
 
 def parse_axis(text: str) -> AxisName:

@@ -176,12 +176,12 @@ class Averages:
 
 def places(steps: Iterable[JobStep]) -> list[Where]:
     """Everything that has a duration of its own, host gaps aside, in order."""
-    found: dict[Where, None] = {}
+    wheres: dict[Where, None] = {}
     for step in steps:
         for number, (pipeline, frames) in enumerate(zip(step.pipelines, step.frames, strict=True)):
             for where in (*_pipeline_places(number, pipeline), *_frame_places(number, pipeline, frames)):
-                found[where] = None
-    return list(found)
+                wheres[where] = None
+    return list(wheres)
 
 
 def _pipeline_places(number: int, pipeline: Pipeline) -> Iterable[Where]:

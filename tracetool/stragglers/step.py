@@ -88,11 +88,11 @@ def _without_gaps(parts: Parts) -> Parts:
 
 def numbered(parts: Sequence[OutsideStretch]) -> Parts:
     """The parts, each told which of its name it is."""
-    seen: Counter[str] = Counter()
+    counts: Counter[str] = Counter()
     done = []
     for part in parts:
-        done.append(replace(part, number=seen[part.name]))
-        seen[part.name] += 1
+        done.append(replace(part, number=counts[part.name]))
+        counts[part.name] += 1
     return tuple(done)
 
 
