@@ -175,6 +175,17 @@ def test_names_of_kernels_may_be_any_bytes(tmp_path: Path) -> None:
         assert run.rows("SELECT name FROM events") == [("gemm_\ufffd",)]
 
 
+@pytest.mark.parametrize("number", [10**30, 2**63, -(10**20)])
+def test_correlations_beyond_any_number_are_none(number: int, tmp_path: Path) -> None:
+    """JSON has no limit."""
+    common = f'"start": 5, "end": 9, "globalPid": 117440512, "globalTid": 117440513, "correlationId": {number}'
+    tables = (KERNELS, "CUPTI_ACTIVITY_KIND_RUNTIME")
+    lines = "\n".join(f'{{"table": "{table}", {common}}}' for table in tables)
+    (tmp_path / "rank0.jsonl").write_text(lines, encoding="utf-8")
+    run = ingest([tmp_path], tmp_path / "x.run")
+    assert run.rows("SELECT category, correlation FROM events") == [("kernel", None)]
+
+
 def test_offsets_of_texts_that_lead_nowhere_cost_the_table(tmp_path: Path) -> None:
     """What Arrow itself would read from anywhere in memory."""
     name = pa.StringArray.from_buffers(2, pa.py_buffer(struct.pack("<3i", 0, 900, 4)), pa.py_buffer(b"gemm"))
@@ -195,3 +206,15 @@ def test_a_file_without_streams_is_no_export(content: bytes, tmp_path: Path) -> 
     (tmp_path / "report.arrows").write_bytes(content)
     with pytest.raises(IngestError, match="no trace found"):
         discover([tmp_path])
+
+
+def test_no_kernel_has_two_launches(tmp_path: Path) -> None:
+    """A number of a process that was given again, or a row twice: each kernel is counted once all the same."""
+    tables = Tables()
+    process = 7 << 24
+    for at in (1, 3):
+        tables.add("CUPTI_ACTIVITY_KIND_RUNTIME", start=at, end=at + 1, globalTid=process | 7, correlationId=1)
+    _kernel(tables)
+    run = ingest([tables.write(tmp_path / "rank0.sqlite")], tmp_path / "x.run")
+    assert run.rows("SELECT category, start_ns FROM events ORDER BY 2") == [("launch", 1), ("kernel", 5)]
+    assert run.manifest["sources"][0]["dropped"] == {"launch whose correlation an earlier one has": 1}

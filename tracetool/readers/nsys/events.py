@@ -97,6 +97,7 @@ class ProcessEvents:
         self._kernel_names: dict[object, tuple[str, bool]] = {}
         self._wanted = array("q")
         self._ops = array("q")
+        self._launched = bytearray()
         self._of_comms: dict[int, tuple[int, int] | None] = {}
 
     def rows(self) -> Iterator[list[Row]]:
@@ -109,7 +110,7 @@ class ProcessEvents:
 
     def memory_rows(self) -> Iterator[Row]:
         """Rows of ``memory``: what the whole process took from the driver and gave back."""
-        columns = ("start", "bytes", "memoryOperationType", "address")
+        columns = "start", "bytes", "memoryOperationType", "address"
         for start, size, kind, address in self._of_process(MEMORY_USAGE, columns, "globalPid"):
             self._report.rows += 1
             moment, bytes_, freed = whole(start), known(size), whole(kind)
@@ -130,27 +131,24 @@ class ProcessEvents:
         """Which correlations started something on the device, and which of those communicate."""
         import numpy as np
 
-        blocks = [np.empty(0, np.int64)]
-        pending: list[int] = []
+        blocks, pending = [np.empty(0, np.int64)], array("q")
+        columns = ("correlationId", "demangledName", "shortName")
         for table in (KERNELS, COPIES, FILLS, GRAPHS):
-            columns = ("correlationId", "demangledName", "shortName")
             for correlation, full, short in self._of_process(table, columns, "globalPid"):
-                if type(correlation) is not int:
+                if type(correlation) is not int or not -_TIME_LIMIT < correlation < _TIME_LIMIT:
                     continue
                 pending.append(correlation)
                 if len(pending) == _BLOCK:
-                    blocks.append(np.unique(np.array(pending, np.int64)))
-                    pending = []
-                if (
-                    table == KERNELS
-                    and self._kernel_name(full, short)[1]
-                    and len(self._of_comms) < _MOST_COMMUNICATIONS
-                ):
+                    blocks.append(np.unique(pending))
+                    pending = array("q")
+                communicates = table == KERNELS and self._kernel_name(full, short)[1]
+                if communicates and len(self._of_comms) < _MOST_COMMUNICATIONS:
                     self._of_comms[correlation] = None
-        wanted = np.unique(np.concatenate([*blocks, np.array(pending, np.int64)]))
+        wanted = np.unique(np.concatenate([*blocks, pending]))
         # Looked up one by one, which arrays of Python do in a tenth of the time.
         self._wanted.frombytes(wanted.tobytes())
         self._ops.frombytes(np.full(len(wanted), _NO_OP, np.int64).tobytes())
+        self._launched = bytearray(len(wanted))
 
     def _kernel_name(self, full: object, short: object) -> tuple[str, bool]:
         """What a kernel is called, and whether it communicates."""
@@ -172,7 +170,7 @@ class ProcessEvents:
                 while open_ops and open_ops[-1][0] < start:
                     open_ops.pop()
                 if len(cells) == len(_OF_CALLS):
-                    row: Row | None = self._launch_row(start, end, cells, thread, open_ops)
+                    row = self._launch_row(start, end, cells, thread, open_ops)
                 else:
                     row = self._range_row((start, end, number, cells), thread, open_ops, labels[thread])
                 if row is not None:
@@ -274,17 +272,19 @@ class ProcessEvents:
             labels.pop()
         _, label, label_ns = labels[-1] if labels else (0, "", 0)
         payload = self._payloads.decoded(*attached)
-        self.calls.append(
-            NcclRange(
-                name=name, start_ns=start, end_ns=end, thread=thread, payload=payload, label=label, label_ns=label_ns
-            )
-        )  # fmt: skip
+        self.calls.append(NcclRange(name, start, end, thread, payload, label, label_ns))
 
-    def _launch_row(self, start: int, end: int, cells: Cells, thread: int, open_ops: list[tuple[int, int]]) -> Row:
+    def _launch_row(
+        self, start: int, end: int, cells: Cells, thread: int, open_ops: list[tuple[int, int]]
+    ) -> Row | None:
         correlation, name_id = cells[_CORRELATION], cells[_NAME]
         op = open_ops[-1][1] if open_ops else None
-        at = self._place_of(correlation)
-        if op is not None and at is not None:
+        at = self._place_of(correlation) or 0
+        if self._launched[at]:
+            self._report.drop("launch whose correlation an earlier one has", self._place(CALLS))
+            return None
+        self._launched[at] = True
+        if op is not None:
             self._ops[at] = op
         if correlation in self._of_comms:
             self._of_comms[correlation] = start, thread
