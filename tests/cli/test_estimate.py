@@ -224,6 +224,7 @@ def test_what_is_refused(words: list[str], said: str, model: str, capsys: pytest
     ("old", "new", "said"),
     [
         ("layers = 48", "layer = 48", "is 'layers' meant?"),
+        ("layers = 48", 'layers = 48\nefficiency = "50%"', "it belongs to [device]."),
         ('hbm = "40GB"', 'hbm = "40"', "device.hbm"),
         ('"full"\nstep_s', '"as it is"\nstep_s', "two measured runs are called 'as it is'"),
         ('{ recompute = "full" }', '{ recompute = "all" }', "full: "),

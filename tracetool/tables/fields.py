@@ -93,6 +93,8 @@ def _fault(error: msgspec.ValidationError, kind: type[msgspec.Struct]) -> str:
     unknown = re.search(r"unknown field `(.*)`", text)
     close = difflib.get_close_matches(unknown[1], _keys(kind), n=1) if unknown else []
     end = f"; is {close[0]!r} meant?" if close else "."
+    if unknown and close == [unknown[1]]:
+        end = f"; it belongs to {' or '.join(_tables_with(kind, unknown[1])) or 'the top of the file'}."
     expected = _TEXT_EXPECTED.fullmatch(text)
     if expected:
         text = f"{expected[1]} stands where text in quotes is expected, with its unit if it has one (such as '78%')"
@@ -105,6 +107,17 @@ def _keys(kind: type[msgspec.Struct]) -> list[str]:
     return [
         key for name, schema in schemas.items() if name != kind.__name__ for key in schema.get("properties", ())
     ] + [*kind.__struct_fields__]
+
+
+def _tables_with(kind: type[msgspec.Struct], key: str) -> list[str]:
+    """The tables of a file in which a key may stand."""
+    _, schemas = msgspec.json.schema_components([kind])
+    tables = schemas[kind.__name__].get("properties", {})
+    return [
+        f"[{table}]"
+        for table, schema in tables.items()
+        if any(f"/{name}'" in str(schema) and key in other.get("properties", ()) for name, other in schemas.items())
+    ]
 
 
 def parsed(key: str, text: str, parse: Callable[[str], V]) -> V:
