@@ -7,12 +7,9 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from helpers.recorded import ROOT, SAMPLES
-
-if TYPE_CHECKING:
-    import pytest
 
 SAMPLE = str(SAMPLES / "h100-1f1b")
 WAN = ["--dc", "0-1,2-3", "--link", "dc0-dc1=25Gbit/s,10ms", "--hbm", "80GiB"]
@@ -60,21 +57,18 @@ def of_what_is_there(folder: Path) -> list[list[str]]:
     ]
 
 
-def answers(
-    how: str, folder: Path, monkeypatch: pytest.MonkeyPatch, asked: list[list[str]] | None = None
-) -> dict[str, Any]:
-    monkeypatch.chdir(folder)
+def answers(how: str, asked: dict[Path, list[list[str]]]) -> dict[str, Any]:
     helper = ROOT / "tests" / "helpers" / "scrambled.py"
     done = subprocess.run(
         [sys.executable, helper, how],
-        input=json.dumps(asked or commands(Path())),
+        input=json.dumps({str(folder): listed for folder, listed in asked.items()}),
         capture_output=True,
         text=True,
         check=True,
         env={
             **os.environ,
             "PYTHONPATH": os.pathsep.join((str(ROOT), str(ROOT / "tests"))),
-            "TRACETOOL_CACHE": str(folder / "cache"),
+            "TRACETOOL_CACHE": str(next(iter(asked)) / "cache"),
             "COLUMNS": "100000",
         },
     )
@@ -82,20 +76,18 @@ def answers(
     return found
 
 
-def test_no_number_hangs_on_a_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    found = {}
-    for how in ("plain", "scrambled"):
-        (tmp_path / how).mkdir()
-        found[how] = answers(how, tmp_path / how, monkeypatch)
-    plain, scrambled = found["plain"]["answers"], found["scrambled"]["answers"]
-    assert found["plain"]["replaced"] == 0
-    assert found["scrambled"]["replaced"] > 1000
-    for command, before, after in zip(commands(Path()), plain, scrambled, strict=True):
-        assert not before["crashed"], before["said"]
-        assert (command, before["code"], before["answer"]) == (command, after["code"], after["answer"]), after["said"]
-    assert {answer["code"] for answer in plain} == {0, 1, 2}
+def test_no_number_hangs_on_a_sentence(tmp_path: Path) -> None:
+    folders = [tmp_path / "plain", tmp_path / "scrambled"]
+    for folder in folders:
+        folder.mkdir()
+    everything, there = commands(Path()), of_what_is_there(Path())
+    plain = answers("plain", {folders[0]: everything})
     # What was written in other words, as by an earlier version, is read alike.
-    asked = of_what_is_there(Path())
-    read = answers("scrambled", tmp_path / "plain", monkeypatch, asked)["answers"]
-    for command, before, after in zip(asked, plain[-len(asked) :], read, strict=True):
+    scrambled = answers("scrambled", {folders[1]: everything, folders[0]: there})
+    assert plain["replaced"] == 0
+    assert scrambled["replaced"] > 1000
+    assert {answer["code"] for answer in plain["answers"]} == {0, 1, 2}
+    assert not any(answer["crashed"] for answer in plain["answers"]), plain
+    expected = [*plain["answers"], *plain["answers"][-len(there) :]]
+    for command, before, after in zip([*everything, *there], expected, scrambled["answers"], strict=True):
         assert (command, before["code"], before["answer"]) == (command, after["code"], after["answer"]), after["said"]

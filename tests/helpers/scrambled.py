@@ -2,9 +2,9 @@
 
     python tests/helpers/scrambled.py plain|scrambled < commands.json
 
-reads a list of command lines and prints for each its exit code and its answer without words. Scrambled, every text of
-three words and more that a module holds is another one in every place: what is cut out of it, or compared with it,
-breaks.
+reads lists of command lines by the folder to run them in, and prints for each its exit code and its answer without
+words. Scrambled, every text of three words and more that a module holds is another one in every place: what is cut out
+of it, or compared with it, breaks.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import contextlib
 import importlib.util
 import io
 import json
+import os
 import re
 import sys
 from importlib.abc import MetaPathFinder
@@ -133,7 +134,8 @@ def main() -> None:
     from tracetool.cli import run
 
     answers = []
-    for command in json.load(sys.stdin):
+    for folder, command in [(folder, each) for folder, listed in json.load(sys.stdin).items() for each in listed]:
+        os.chdir(folder)
         out, said = io.StringIO(), io.StringIO()
         with contextlib.redirect_stdout(out), contextlib.redirect_stderr(said):
             code = run(command)
