@@ -45,6 +45,9 @@ def test_the_page_says_what_was_asked_found_inferred_and_how_to_repeat_it(
         "tracetool report", "dc0: ranks 0-1; dc1: ranks 2-3", "What was lost in reading", "zb-h1", "interleaved",
     ):  # fmt: skip
         assert part in page
+    (findings,) = re.findall(r"Findings, the least sure first.*?</thead>", page, re.DOTALL)
+    heads = [re.sub("<[^>]*>", "", head).strip() for head in re.findall("<th.*?</th>", findings, re.DOTALL)]
+    assert heads == ["Fact", "About", "Found", "Known by", "Confidence"]
     assert run(arguments) == 2
     assert "--force" in capsys.readouterr().err
     assert run(["report", SAMPLE, "--schedule", "1f1b", "-o", str(target), "--force", "-q"]) == 0

@@ -248,7 +248,7 @@ class _Workers:
 
 
 def _actions(piece: ColumnPiece) -> int:
-    """SubjectKind so many actions are replayed for the points of a piece, counted as of the event loop."""
+    """About so many actions are replayed for the points of a piece, counted as of the event loop."""
     pipeline, column = piece.pipeline, piece.column
     m = column.scenario.microbatches or pipeline.observed.shape.microbatches
     orders = len(column.links)

@@ -118,7 +118,7 @@ class WholeEvent(NamedTuple):
     Attributes:
         start: Its opening brace; None if there is none.
         end: After its closing brace; where looking was given up if there is none.
-        cost: SubjectKind as many bytes as could be decoded meanwhile.
+        cost: About as many bytes as could be decoded meanwhile.
         is_cut: Whether more text might make it whole.
     """
 

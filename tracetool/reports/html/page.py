@@ -290,7 +290,7 @@ def page(
 
     Args:
         answer: What to report.
-        facts: SubjectKind the Run and the call.
+        facts: About the Run and the call.
         idles_of: The idle intervals of a result, each with its cause.
         decided: What to run over each offer, where links are given; what it names for the first is then named best.
         around: What other links and limits give, for readers to try.

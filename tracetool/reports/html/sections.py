@@ -231,7 +231,7 @@ def _findings(run: Run) -> PageTable:
         )
         for f in shown
     ]
-    columns = ("Fact", "SubjectKind", "Found", "Known by", "Confidence")
+    columns = ("Fact", "About", "Found", "Known by", "Confidence")
     after = tuple(f"{more} (tracetool info --json has all)." for more in left)
     return PageTable("Findings, the least sure first", columns, tuple(rows), words=True, after=after)
 
