@@ -28,7 +28,8 @@ FROM comms AS c
 JOIN (SELECT unnest($steps) AS step, unnest($ranks) AS rank, unnest($begins) AS begin_ns, unnest($firsts) AS first_ns,
              unnest($lasts) AS last_ns, unnest($ends) AS end_ns) AS b
   ON b.rank = c.rank AND c.posted_ns >= b.begin_ns AND c.start_ns < b.end_ns
-WHERE c.operation NOT IN ('send', 'recv', 'exchange') AND ($every OR c.end_ns <= b.first_ns OR c.end_ns > b.last_ns)
+WHERE c.operation NOT IN ('send', 'recv', 'exchange') AND c.end_ns IS NOT NULL
+  AND ($every OR c.end_ns <= b.first_ns OR c.end_ns > b.last_ns)
 ORDER BY b.step, c.rank, c.start_ns, c.end_ns, c.position
 """
 
@@ -121,11 +122,11 @@ def leading_of(collectives: Sequence[RankCollective], bounds: Bounds) -> list[Ra
 
 
 class ComputeKernels:
-    """Compute kernels of a pipeline's ranks in the whole capture, by time.
+    """Compute kernels of some ranks in the whole capture, by time.
 
     Args:
         run: The Run.
-        ranks: Those of the pipeline.
+        ranks: Those that are asked about.
         on_device: Ranks whose traces hold kernels.
     """
 

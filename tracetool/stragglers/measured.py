@@ -61,7 +61,7 @@ def job_steps(run: Run, step: int | None, account: Account) -> list[JobStep]:
     """
     survey = survey_run(run, Account())
     held = survey.run.in_memory()
-    usable = _usable(run, replace(survey, run=held), step, account)
+    usable = _usable(run, held, survey, step, account)
     numbers = _numbers(usable, step, account)
     waits = CollectiveWaits(survey)
     of_pipelines = [
@@ -177,13 +177,17 @@ def _batch_steps(
     return [errors[one.group] | {n: of_pipeline(one.group, n) for n in costs[one.group]} for one in batch]
 
 
-def _usable(run: Run, survey: Survey, step: int | None, account: Account) -> list[_Usable]:
+def _usable(run: Run, held: Run, survey: Survey, step: int | None, account: Account) -> list[_Usable]:
     """The pipelines that can be reconstructed; of the first one, every note counts."""
     usable: list[_Usable] = []
     problem = None
     for number, group in enumerate(survey.pipelines):
         try:
-            found = reconstruct(run, step=step, pipeline=number, survey=survey, account=Account())
+            found = reconstruct(
+                run, step=step, pipeline=number, account=Account(),
+                # Of many ranks those of one pipeline are read sooner from their files than found among all.
+                survey=replace(survey, run=held) if survey.run.of_ranks(group.ranks) is survey.run else survey,
+            )  # fmt: skip
         except (ReconstructError, MissingRank, ScheduleError) as error:
             problem = problem or error
             account.note(
