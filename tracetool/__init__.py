@@ -130,6 +130,7 @@ _EXPORTS = {
     "explain": "tracetool.explanation",
     "grid": "tracetool.sweeps.asked",
     "ingest": "tracetool.ingestion.runs",
+    "join_pipelines": "tracetool.whatif.job",
     "measure": "tracetool.model.timeline",
     "open_run": "tracetool.ingestion.runs",
     "over_tiers": "tracetool.sweeps.asked",
@@ -189,6 +190,7 @@ if TYPE_CHECKING:
     from tracetool.sweeps.asked import grid as grid
     from tracetool.sweeps.asked import over_tiers as over_tiers
     from tracetool.whatif.answer import answer as answer
+    from tracetool.whatif.job import join_pipelines as join_pipelines
     from tracetool.whatif.on_network import OnNetwork as OnNetwork
     from tracetool.whatif.on_network import traffic as traffic
     from tracetool.whatif.results import Answer as Answer

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from tracetool.errors import BadTopology, ScenarioError
 from tracetool.model.action import ActionKind, CollectiveUse
-from tracetool.model.pipeline import TailPart
+from tracetool.model.job import AlikePipelines, SortedPipelines
+from tracetool.model.pipeline import JobPipelines, TailPart
 from tracetool.model.scenario import Scenario
 from tracetool.model.timeline import measure
 from tracetool.model.topology import Topology
@@ -55,7 +56,9 @@ def joined(
     pipelines: Sequence[Pipeline], kinds: Sequence[int], what_if: Scenario | None = None, **slow: float
 ) -> JobReplayed:
     ranks = {int(name.removeprefix("rank")): ratio for name, ratio in slow.items()}
-    return replay_joined(pipelines, kinds, pipelines[0].observed, what_if or Scenario(), ranks)
+    known = SortedPipelines(tuple(AlikePipelines((kind,), 0.0) for kind in sorted(set(kinds))), slower=ranks)
+    job = JobPipelines(known, tuple(pipelines), tuple(range(len(pipelines))), tuple(kinds), 0)
+    return replay_joined(job, pipelines[0].observed, what_if or Scenario())
 
 
 @pytest.mark.parametrize("beside_ns", [0, 3 * MS])

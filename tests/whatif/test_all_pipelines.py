@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -13,16 +14,17 @@ from helpers.recorded import data, derived, h100, looked_at
 
 import tracetool as tt
 from tracetool.cli import run as command
+from tracetool.costs.rescaled import with_faster_compute
 from tracetool.errors import ScenarioError
+from tracetool.model.job import AlikePipelines, SortedPipelines
 from tracetool.model.notice import NoticeCode
 from tracetool.reconstruction.job import (
     KEPT_PIPELINES,
-    AlikePipelines,
-    SortedPipelines,
     WholeJob,
     record_job,
     sort_pipelines,
 )
+from tracetool.replays.evaluation import evaluate
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -135,7 +137,7 @@ def test_replay_takes_all_together_where_asked_and_says_where_they_differ(
     assert by_itself["baseline"]["step_ns"] == one["baseline"]["step_ns"]
     (differ,) = [note for note in by_itself["notes"] if "pipelines differ" in note]
     assert "kernels of rank 6 take 2" in differ
-    assert "tracetool replay RUN --all-pipelines" in differ
+    assert "--all-pipelines" in differ
     same = json.loads(printed(equal.path, "--json"))
     assert same["pipelines"]["joined"] is False
     asked = json.loads(printed(equal.path, "--json", "--all-pipelines"))
@@ -165,6 +167,118 @@ def test_every_face_replays_the_same_pipeline_where_they_differ(capsys: pytest.C
         "explain": asked("explain", *link)["step_ns"],
     }
     assert len(set(steps.values())) == 1, steps
+
+
+WAN = ["--dc", "0,1", "--link", "dc0-dc1=25Gbit/s,2ms"]
+FIGURES = ["--dc", "0,1", "--bandwidth", "25Gbit/s", "--latency", "2ms"]
+
+
+def _asked(capsys: pytest.CaptureFixture[str], verb: str, *words: object) -> dict[str, Any]:
+    assert command([verb, *map(str, words), "--json", "-q"]) == 0
+    found: dict[str, Any] = json.loads(capsys.readouterr().out)
+    return found
+
+
+def test_every_face_replays_all_pipelines_alike(
+    straggling: _Made, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One truth of all pipelines, over a link that they share: every command, and Python, give the step of replay."""
+    asked = ["--schedule", "1f1b", "--all-pipelines"]
+    replayed = _asked(capsys, "replay", straggling.path, *asked, *WAN)["results"][0]["step_ns"]
+    row = {
+        "name": "wan", "schedule": "1f1b", "microbatches": straggling.job.microbatches, "pipeline_ranks": 2,
+        "tensor_parallel": 2, "data_parallel": 2, "step_ms": 100.0,
+        "links": [{"between_pipeline_ranks": [0, 1], "bandwidth_gbit_per_s": 25, "latency_ms": 2}],
+    }  # fmt: skip
+    measured = tmp_path / "measured.json"
+    measured.write_text(json.dumps({"results": [row]}))
+    page = tmp_path / "page.json"
+    _asked(capsys, "report", straggling.path, *asked, *WAN, "-o", page)
+    whole = tt.join_pipelines(straggling.run, straggling.found)
+    scenario = tt.scenario(whole, dc="0,1", link="dc0-dc1=25Gbit/s,2ms")
+    grid = tt.grid(whole, "1f1b", dc="0,1", bandwidth="25Gbit/s", latency="2ms")
+    validated = _asked(capsys, "validate", straggling.path, measured, "--all-pipelines")
+    best = tt.advise(whole, scenario, "1f1b").best
+    assert best is not None
+    steps = {
+        "sweep": _asked(capsys, "sweep", straggling.path, *asked, *FIGURES, "--no-knees")["points"][0]["step_ns"],
+        "advise": _asked(capsys, "advise", straggling.path, *asked, *WAN)["best"]["step_ns"],
+        "explain": _asked(capsys, "explain", straggling.path, *asked, *WAN)["step_ns"],
+        "report": json.loads(page.read_text())["results"][0]["step_ns"],
+        "validate": round(validated["rows"][0]["predicted_ms"] * 1e6) - (whole.pipeline.outside_ns or 0),
+        "tt.answer": tt.answer(whole, "1f1b", scenario).results[0].step_ns,
+        "tt.advise": best.step_ns,
+        "tt.explain": tt.explain(whole, "1f1b", scenario).metrics.step_ns,
+        "tt.sweep": tt.sweep(whole, grid, knees=False).points[0].step_ns,
+    }
+    assert set(steps.values()) == {replayed}, (replayed, steps)
+    alone = _asked(capsys, "replay", straggling.path, "--schedule", "1f1b", *WAN)["results"][0]["step_ns"]
+    assert replayed > 1.05 * alone
+
+
+def test_a_tuned_schedule_has_one_depth_and_memory_limit_on_every_face(straggling: _Made) -> None:
+    """The depth is sought with all pipelines, and each kind of them must fit: by replay as by sweep."""
+    whole = tt.join_pipelines(straggling.run, straggling.found)
+    held = tt.scenario(whole, activation="1GiB", static="1GiB")
+    scenario = tt.scenario(whole, dc="0,1", link="dc0-dc1=25Gbit/s,20ms", hbm="80GiB", activation="1GiB", static="1GiB")
+    (answered,) = tt.answer(whole, "geopipe", scenario).results
+    grid = tt.grid(whole, "geopipe", dc="0,1", bandwidth="25Gbit/s", latency="20ms", hbm="80GiB", scenario=held)
+    (point,) = tt.sweep(whole, grid, knees=False).points
+    assert any(answered.extra_forwards or ())
+    assert (point.extra_forwards, point.step_ns, point.feasible) == (answered.extra_forwards, answered.step_ns, True)
+
+
+def test_what_an_explanation_removes_it_removes_of_all_pipelines(straggling: _Made) -> None:
+    """Free links, equal stages, no optimizer: no replay without a cause falls back to the pipeline by itself.
+
+    The slow rank's pipeline computes a quarter longer than the first one: with less removed than that, what all take
+    stays above what the first takes with it all.
+    """
+    whole = tt.join_pipelines(straggling.run, straggling.found)
+    joined, alone = (
+        tt.explain(one, "1f1b", tt.scenario(one, dc="0,1", link="dc0-dc1=25Gbit/s,2ms"))
+        for one in (whole, straggling.found)
+    )
+    both = [
+        {each.cause: each.removal.step_ns for each in one.causes if each.removal.step_ns} for one in (joined, alone)
+    ]
+    for cause in both[0].keys() & both[1].keys():
+        assert both[0][cause] > 1.05 * both[1][cause], cause
+    assert (joined.without_any.step_ns or 0) > 1.05 * (alone.without_any.step_ns or 0)
+
+
+def test_a_pipeline_that_was_changed_by_itself_is_refused(straggling: _Made) -> None:
+    """What changes a pipeline of a job changes all of them (``each``): else an answer would be of two recordings."""
+    whole = tt.join_pipelines(straggling.run, straggling.found).pipeline
+    with pytest.raises(ValueError, match=r"Pipeline\.each"):
+        evaluate(
+            replace(whole, stages=tuple(replace(stage, launches={}) for stage in whole.stages[::-1])), whole.observed
+        )
+    faster = with_faster_compute(whole, 2.0)
+    assert [one.stages for one in faster.together] == [with_faster_compute(one, 2.0).stages for one in whole.together]
+    assert evaluate(faster, whole.observed).metrics.step_ns < evaluate(whole, whole.observed).metrics.step_ns
+
+
+@pytest.mark.parametrize(
+    ("verb", "words", "flag"),
+    [
+        ("replay", ["--jitter", "1"], "--jitter"),
+        ("replay", ["--each-step"], "--each-step"),
+        ("advise", ["--pipeline", "1"], "--pipeline"),
+        (
+            "sweep",
+            ["--tensor-bandwidth", "100GB/s", "--bandwidth", "1Gbit/s", "--latency", "1ms"],
+            "--tensor-bandwidth",
+        ),
+        ("explain", ["--overlap", "slice:2"], "--overlap"),
+        ("report", ["--pipelines-on-link", "2"], "--pipelines-on-link"),
+    ],
+)
+def test_what_is_asked_of_one_pipeline_is_refused_of_all(
+    verb: str, words: list[str], flag: str, straggling: _Made, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert command([verb, str(straggling.path), *words, "--all-pipelines", "-q"]) == 2
+    assert f"it does not go with {flag}" in " ".join(capsys.readouterr().err.split())
 
 
 def test_sql_names_the_pipeline_and_the_rank(straggling: _Made, tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from fractions import Fraction
+from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 from tracetool.costs.rescaled import MicrobatchSize, fixed_by_fit, with_batch
@@ -24,7 +25,7 @@ from tracetool.schedules import build_schedule
 from tracetool.schedules.names import takers_of
 from tracetool.units import format_size
 from tracetool.whatif.depth import choose_depth
-from tracetool.whatif.memory_limit import fits
+from tracetool.whatif.memory_limit import all_fit
 from tracetool.whatif.seen_errors import SEEN
 
 if TYPE_CHECKING:
@@ -150,7 +151,8 @@ class SizesScaling(NamedTuple):
         """The pipeline with microbatches of other sizes, extrapolated; of the recorded ones as measured."""
         if wanted == self.recorded:
             return self.pipeline
-        return with_batch(self.pipeline, self.recorded, wanted, hidden=self.hidden, fixed_ns=self.fixed_ns)
+        how = partial(with_batch, recorded=self.recorded, wanted=wanted, hidden=self.hidden, fixed_ns=self.fixed_ns)
+        return self.pipeline.each(how)
 
 
 def scaling_of(recording: Reconstruction, recorded: MicrobatchSize) -> SizesScaling:
@@ -312,7 +314,7 @@ def _candidate(
         )
     extra, _ = choose_depth(schedule, measured, shape, here)
     done = evaluate(measured, build_schedule(schedule, shape, extra_forwards=extra), here)
-    is_feasible = fits(done.metrics, here)
+    is_feasible = all_fit((of for _, of in done.kinds), here)
     return SizesCandidate(
         batch=wanted, microbatches=microbatches, extra_forwards=extra, p2p=done.replayed.p2p, metrics=done.metrics,
         feasible=is_feasible, extrapolated=wanted != recorded,

@@ -122,8 +122,12 @@ def _without_channel(explained: Explained) -> Removal:
 
 def without_moving(explained: Explained) -> Explained:
     """The same with messages that take no time inside a DC."""
-    stages = [replace(s, forward_transfer_ns=0, backward_transfer_ns=0) for s in explained.pipeline.stages]
-    return replace(explained, pipeline=replace(explained.pipeline, stages=tuple(stages)))
+
+    def change(pipeline: Pipeline) -> Pipeline:
+        stages = (replace(s, forward_transfer_ns=0, backward_transfer_ns=0) for s in pipeline.stages)
+        return replace(pipeline, stages=tuple(stages))
+
+    return replace(explained, pipeline=explained.pipeline.each(change))
 
 
 def _without_limit(explained: Explained) -> Removal:
@@ -193,16 +197,20 @@ def _with_tails(
     explained: Explained, how: str, left: Callable[[TailPart, Sequence[CollectiveUse]], TailPart | None]
 ) -> Removal:
     """Replay with what is left of each part of the tails, given the collectives in it that sum an embedding."""
-    ranks = [profile.rank for profile in explained.pipeline.ranks]
 
-    def embeddings(part: TailPart) -> list[CollectiveUse]:
-        return [u for u in part.collectives if part.kind is ActionKind.REDUCE_GRAD and is_of_embedding(u, ranks)]
+    def change(pipeline: Pipeline) -> Pipeline:
+        ranks = [profile.rank for profile in pipeline.ranks]
 
-    profiles = tuple(
-        replace(profile, tail=tuple(kept for p in profile.tail if (kept := left(p, embeddings(p))) is not None))
-        for profile in explained.pipeline.ranks
-    )
-    return replayed(how, replace(explained, pipeline=replace(explained.pipeline, ranks=profiles)))
+        def embeddings(part: TailPart) -> list[CollectiveUse]:
+            return [u for u in part.collectives if part.kind is ActionKind.REDUCE_GRAD and is_of_embedding(u, ranks)]
+
+        profiles = tuple(
+            replace(profile, tail=tuple(kept for p in profile.tail if (kept := left(p, embeddings(p))) is not None))
+            for profile in pipeline.ranks
+        )
+        return replace(pipeline, ranks=profiles)
+
+    return replayed(how, replace(explained, pipeline=explained.pipeline.each(change)))
 
 
 def _with_alone(part: TailPart, uses: Sequence[CollectiveUse], duration_ns: int) -> TailPart:
@@ -217,8 +225,10 @@ def _without_reduction(explained: Explained) -> Removal:
             return part
         return _with_alone(part, embeddings, sum(use.own_ns for use in embeddings)) if embeddings else None
 
-    kept = tuple(replace(profile, overlapped=()) for profile in explained.pipeline.ranks)
-    alone = replace(explained, pipeline=replace(explained.pipeline, ranks=kept))
+    def change(pipeline: Pipeline) -> Pipeline:
+        return replace(pipeline, ranks=tuple(replace(profile, overlapped=()) for profile in pipeline.ranks))
+
+    alone = replace(explained, pipeline=explained.pipeline.each(change))
     return _with_tails(alone, "gradient reduction that takes no time", left)
 
 
@@ -242,8 +252,11 @@ def _without_optimizer(explained: Explained) -> Removal:
 
 def over_no_links(explained: Explained) -> Removal:
     """Replay with computes whose collectives take what they took when they were recorded."""
-    stages = tuple(replace(stage, collectives={}) for stage in explained.pipeline.stages)
-    alone = replace(explained, pipeline=replace(explained.pipeline, stages=stages))
+
+    def change(pipeline: Pipeline) -> Pipeline:
+        return replace(pipeline, stages=tuple(replace(stage, collectives={}) for stage in pipeline.stages))
+
+    alone = replace(explained, pipeline=explained.pipeline.each(change))
     return replayed("collectives inside computes over no links", alone)
 
 
@@ -254,7 +267,11 @@ def equally_fast(explained: Explained) -> Explained:
     in the measured proportion.
     """
     schedule, scenario = explained.schedule, replace(explained.scenario, overlap_ratio=1.0)
-    measured = MeasuredCosts(explained.pipeline, scenario, schedule)
+    return replace(explained, pipeline=explained.pipeline.each(lambda one: _alike(one, schedule, scenario)))
+
+
+def _alike(pipeline: Pipeline, schedule: Schedule, scenario: Scenario) -> Pipeline:
+    measured = MeasuredCosts(pipeline, scenario, schedule)
     by_kind: dict[ActionKind, list[ActionCost]] = {}
     splitting = {a.stage for order in schedule.orders for a in order if a.kind is ActionKind.BACKWARD_INPUT}
     for action in (action for order in schedule.orders for action in order):
@@ -264,8 +281,9 @@ def equally_fast(explained: Explained) -> Explained:
     alone, contended = (_means(by_kind, time) for time in (_alone_ns, _contended_ns))
     one = {kind: ActionCost(alone[kind], None, None, alone[kind], contended[kind]) for kind in alone}
     costs = {kind: (cost,) * schedule.shape.microbatches for kind, cost in one.items()}
-    stages = tuple(replace(stage, costs=costs, derived={}, layers=None) for stage in explained.pipeline.stages)
-    return replace(explained, pipeline=replace(explained.pipeline, stages=stages))
+    return replace(
+        pipeline, stages=tuple(replace(stage, costs=costs, derived={}, layers=None) for stage in pipeline.stages)
+    )
 
 
 def _alone_ns(cost: ActionCost) -> int:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, TypedDict, TypeVar
 import click
 
 from tracetool.cli.output import PATH_OR_URL, ProgressBar, path_or_url
+from tracetool.cli.pipelines import ALL_PIPELINES, PIPELINE, asked_pipelines
 from tracetool.cli.settings import in_effect
 from tracetool.cli.topology import DC, LINK, ON_NETWORK, read_choice
 from tracetool.errors import BadQuery, ScenarioError
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 
     from tracetool.ingestion import Progress
     from tracetool.ingestion.recording import Recording
+    from tracetool.model.job import SortedPipelines
     from tracetool.model.pipeline import Pipeline
     from tracetool.model.scenario import LinkSharing, Scenario
     from tracetool.reconstruction import Reconstruction
@@ -51,6 +53,7 @@ class Words(TypedDict):
     overlap_ratio: float
     step: int | None
     pipeline: int
+    all_pipelines: bool
     copy_missing_ranks: bool
 
 
@@ -105,14 +108,8 @@ _OPTIONS = (
         help="dualpipe, dualpipev: time of a forward and a backward that run as one over the sum of both alone.",
     ),
     click.option("--step", type=int, help="Step to measure; default: the complete one of median length."),
-    click.option(
-        "--pipeline",
-        type=click.IntRange(0),
-        default=0,
-        show_default=True,
-        metavar="N",
-        help="Which of several pipelines.",
-    ),
+    PIPELINE,
+    ALL_PIPELINES,
     click.option(
         "--copy-missing-ranks", is_flag=True, help="Copy ranks that were not recorded from one of the same stage."
     ),
@@ -167,6 +164,7 @@ class Question:
         pipeline: Which pipeline of the Run.
         is_copied: Whether ranks that were not recorded are copies.
         borrow: Gives what was reconstructed what is taken from other recordings.
+        pipelines: Those of the job, by their costs; None of one, or where one was chosen.
     """
 
     run: Run
@@ -176,6 +174,7 @@ class Question:
     pipeline: int
     is_copied: bool
     borrow: Callable[[Reconstruction], Reconstruction]
+    pipelines: SortedPipelines | None
 
     def facts(self, *, recorded: bool = False) -> RunFacts:
         """Facts for reports: the Run and the command line.
@@ -257,7 +256,7 @@ def ask(
             found = take(found, other, path)
         return found
 
-    found = borrow(found)
+    found, pipelines = asked_pipelines(run, borrow(found), borrow)
     if dc_map is not None:
         scenario = replace(scenario, topology=placed(scenario.topology, dc_map, found))
     if choice is not None:
@@ -269,7 +268,7 @@ def ask(
     name = " ".join(str(path) for path in paths)
     return Question(
         run=run, found=found, scenario=scenario, name=name, pipeline=words["pipeline"],
-        is_copied=words["copy_missing_ranks"], borrow=borrow,
+        is_copied=words["copy_missing_ranks"], borrow=borrow, pipelines=pipelines,
     )  # fmt: skip
 
 

@@ -50,8 +50,6 @@ from tracetool.model.schedule import OBSERVED
 if TYPE_CHECKING:
     from typing import Unpack
 
-    from tracetool.cli.question import Question
-    from tracetool.reconstruction.job import SortedPipelines, WholeJob
     from tracetool.whatif.results import Answer
 
 
@@ -176,39 +174,6 @@ def _refuse_others() -> None:
         )
 
 
-_OF_ONE = ("pipeline", "each_step", "jitter", "overlap", "copy_missing_ranks", "network", "pipelines_on_link")
-"""Options that are about one pipeline."""
-
-
-def _pipelines(question: Question, *, asked: bool) -> WholeJob | SortedPipelines | None:
-    """The pipelines of the recording: with their costs where all were asked for, else which of them are alike.
-
-    Args:
-        question: What was asked of which recording.
-        asked: Whether it was asked for.
-
-    Raises:
-        ScenarioError: If it was, and something else that is about one of them.
-        TraceToolError: If it was, and they cannot be reconstructed.
-    """
-    from tracetool.reconstruction.job import record_job, sorted_pipelines
-
-    context = click.get_current_context()
-    places = question.found.coordinates
-    given = [name for name in _OF_ONE if is_given(context, name)]
-    if asked and given:
-        flags = ", ".join(f"--{name.replace('_', '-')}" for name in given)
-        raise ScenarioError(
-            f"--all-pipelines replays all pipelines as recorded: it does not go with {flags}.", hint="leave out either"
-        )
-    if given or len({place.pipeline for place in places} - {None}) < 2:
-        return None
-    known = sorted_pipelines(question.run)
-    if asked:
-        return record_job(question.run, question.found, known, change=question.borrow)
-    return known if known.alike else None
-
-
 @click.command()
 @PATHS
 @click.option(
@@ -235,11 +200,6 @@ def _pipelines(question: Question, *, asked: bool) -> WholeJob | SortedPipelines
 )
 @click.option("--jitter", type=int, metavar="SEED", help="Also replay with costs drawn anew: p50 and p95 of the step.")
 @click.option("--baseline", metavar="NAME", help="Schedule to compare with; default: the recorded order.")
-@click.option(
-    "--all-pipelines",
-    is_flag=True,
-    help="Replay all pipelines together, joined by their gradient reductions; default: the first one by itself.",
-)
 @click.option(
     "--equalize",
     is_flag=True,
@@ -286,7 +246,6 @@ def replay(
     run_target: Path | None,
     *,
     each_step: bool,
-    all_pipelines: bool,
     equalize: bool,
     force: bool,
     verbose: bool,
@@ -345,7 +304,7 @@ def replay(
             chunks=chunks,
             time_limit_s=time_limit_s,
             each_step=question.each_step() if each_step else (),
-            pipelines=_pipelines(question, asked=all_pipelines),
+            pipelines=question.pipelines,
             progress=progress,
         )
     facts = question.facts(recorded=as_json or any(form is REPORTS.get("json") for _, form in targets))

@@ -99,7 +99,9 @@ def report(
     question = ask(paths, words, quiet=quiet)
     names = names or default_schedules(question.found.pipeline.observed)
     with ProgressBar(quiet=quiet, doing="replaying", of="schedules") as progress:
-        found = answer(question.found, names, question.scenario, baseline=baseline, progress=progress)
+        found = answer(
+            question.found, names, question.scenario, baseline=baseline, pipelines=question.pipelines, progress=progress
+        )
     decided = None
     if offers or question.scenario.topology.is_joined:
         with ProgressBar(quiet=quiet, doing="replaying", of="scenarios") as progress:

@@ -9,11 +9,13 @@ from typing import TYPE_CHECKING
 import click
 
 from tracetool.cli.output import JSON, PATH_OR_URL, QUIET, VERBOSE, ProgressBar, next_step, print_result
+from tracetool.cli.pipelines import ALL_PIPELINES, PIPELINE, asked_pipelines
 from tracetool.cli.question import borrow_slowdown, command_line
 from tracetool.errors import CheckFailed
 from tracetool.model.schedule import OBSERVED
 
 if TYPE_CHECKING:
+    from tracetool.reconstruction import Reconstruction
     from tracetool.validation import Validation
 
 
@@ -35,9 +37,8 @@ if TYPE_CHECKING:
 @click.option("--max-mape", metavar="2%", help="Exit with 1 if the mean absolute error is larger.")
 @click.option("--max-error", metavar="5%", help="Exit with 1 if any row's error is larger.")
 @click.option("--step", type=int, help="Step to measure; default: the complete one of median length.")
-@click.option(
-    "--pipeline", type=click.IntRange(0), default=0, show_default=True, metavar="N", help="Which of several pipelines."
-)
+@PIPELINE
+@ALL_PIPELINES
 @VERBOSE
 @JSON
 @QUIET
@@ -51,6 +52,7 @@ def validate(
     step: int | None,
     pipeline: int,
     *,
+    all_pipelines: bool,  # noqa: ARG001 - read with the other options of it
     verbose: bool,
     as_json: bool,
     quiet: bool,
@@ -83,8 +85,11 @@ def validate(
         opened = [open_run([path], progress) for path in (run, memory_from) if path is not None]
         other = None if costs_from is None else open_run([costs_from], progress)
     found = [reconstruct(each, step=step if each is opened[0] else None, pipeline=pipeline) for each in opened]
-    if costs_from is not None and other is not None:
-        found[0] = borrow_slowdown(found[0], other, costs_from)
+
+    def slowed(one: Reconstruction) -> Reconstruction:
+        return one if costs_from is None or other is None else borrow_slowdown(one, other, costs_from)
+
+    found[0], _ = asked_pipelines(opened[0], slowed(found[0]), slowed)
     with ProgressBar(quiet=quiet, doing="predicting", of="rows") as progress:
         done = compare(Sources(*found), measurements, progress)
     names = [str(path) for path in (run, memory_from) if path is not None]

@@ -109,7 +109,8 @@ def with_memory_of(pipeline: Pipeline, other: Pipeline) -> Pipeline:
             raise ScenarioError(
                 f"memory figures of {theirs.stages} stages do not fit {mine.stages}: {error.message}", hint=error.hint
             ) from error
-    return replace(pipeline, memory=replace(other, memory=None))
+    memory = replace(other, memory=None)
+    return pipeline.each(lambda one: replace(one, memory=memory))
 
 
 def _stage(mine: StageProfile, theirs: StageProfile) -> StageProfile:

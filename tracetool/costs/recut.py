@@ -103,6 +103,10 @@ def recut(pipeline: Pipeline, chunks: int, *, placement: Placement = "loop") -> 
     Raises:
         UnsupportedShape: If layers are unknown or do not divide.
     """
+    return pipeline.each(lambda one: _recut(one, chunks, placement))
+
+
+def _recut(pipeline: Pipeline, chunks: int, placement: Placement) -> Pipeline:
     shape = PipelineShape(pipeline.observed.shape.ranks, pipeline.observed.shape.microbatches, chunks, placement)
     parts = [_with_rest(_known(stage)) for stage in pipeline.stages]
     total = sum(len(layers) for layers in parts)

@@ -22,6 +22,7 @@ from fractions import Fraction
 from statistics import median
 from typing import TYPE_CHECKING
 
+from tracetool.errors import Option, ScenarioError
 from tracetool.model.action import ActionKind
 
 if TYPE_CHECKING:
@@ -66,7 +67,7 @@ def with_faster_compute(pipeline: Pipeline, ratio: float) -> Pipeline:
     def faster(_kind: ActionKind, _microbatch: int, cost: ActionCost) -> ActionCost:
         return _with_times(cost, lambda time_ns: round(time_ns / ratio))
 
-    return replace(pipeline, stages=tuple(_stage(stage, faster) for stage in pipeline.stages))
+    return pipeline.each(lambda one: replace(one, stages=tuple(_stage(stage, faster) for stage in one.stages)))
 
 
 def with_changed_actions(pipeline: Pipeline, changes_ns: Mapping[tuple[int, ActionKind], int]) -> Pipeline:
@@ -98,9 +99,16 @@ def with_layers(pipeline: Pipeline, overlap: LayerOverlap) -> Pipeline:
     Args:
         pipeline: With layers as recorded.
         overlap: How they are to run.
+
+    Raises:
+        ScenarioError: If it is replayed together with others: what overlap changes is known of one.
     """
     if overlap.is_as_recorded:
         return pipeline
+    if pipeline.job is not None:
+        raise ScenarioError(
+            "layers that overlap are replayed of one pipeline alone.", hint=f"choose it ({Option.PIPELINE(0)})"
+        )
     changes = {(change.stage, change.kind): change.change_ns for change in overlap.actions}
     return replace(with_changed_actions(pipeline, changes), overlap=overlap, unchanged=pipeline)
 

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from tracetool.causes.chain import ChainPiece
     from tracetool.causes.removals import HowRemoved
     from tracetool.model.notice import Progress
-    from tracetool.model.pipeline import ActionCost, P2PMode
+    from tracetool.model.pipeline import ActionCost, P2PMode, Pipeline
     from tracetool.reconstruction import Reconstruction
     from tracetool.whatif.results import Answer
 
@@ -124,15 +124,18 @@ def _beside_nothing(explained: Explained) -> Explained:
     def alone(cost: ActionCost) -> ActionCost:
         return replace(cost, contended_ns=None)
 
-    stages = tuple(
-        replace(
-            stage,
-            costs={kind: tuple(map(alone, costs)) for kind, costs in stage.costs.items()},
-            derived={kind: tuple(map(alone, costs)) for kind, costs in stage.derived.items()},
+    def change(pipeline: Pipeline) -> Pipeline:
+        stages = tuple(
+            replace(
+                stage,
+                costs={kind: tuple(map(alone, costs)) for kind, costs in stage.costs.items()},
+                derived={kind: tuple(map(alone, costs)) for kind, costs in stage.derived.items()},
+            )
+            for stage in pipeline.stages
         )
-        for stage in explained.pipeline.stages
-    )
-    return replace(explained, pipeline=replace(explained.pipeline, stages=stages))
+        return replace(pipeline, stages=stages)
+
+    return replace(explained, pipeline=explained.pipeline.each(change))
 
 
 MOST_CAUSES = 6

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from statistics import median
 from typing import TYPE_CHECKING
@@ -12,6 +12,7 @@ from tracetool.tables import results
 
 if TYPE_CHECKING:
     from tracetool.model.action import CollectiveUse
+    from tracetool.model.job import SortedPipelines
     from tracetool.model.load import SustainedLoad
     from tracetool.model.schedule import Schedule
 
@@ -302,6 +303,7 @@ class Pipeline:
             one's: what actions and ranks hold, not times. None takes them from here.
         overlap: How layers inside actions run.
         unchanged: The pipeline with layers as recorded; None where these are.
+        job: All pipelines of the job, this one among them, where they are replayed together.
     """
 
     stages: tuple[StageProfile, ...]
@@ -315,17 +317,28 @@ class Pipeline:
     memory: Pipeline | None = None
     overlap: LayerOverlap = LayerOverlap()
     unchanged: Pipeline | None = None
+    job: JobPipelines | None = field(default=None, hash=False)
+
+    @property
+    def together(self) -> tuple[Pipeline, ...]:
+        """All that are replayed together; itself where it is replayed by itself."""
+        return (self,) if self.job is None else self.job.pipelines
+
+    def each(self, change: Callable[[Pipeline], Pipeline]) -> Pipeline:
+        """This pipeline changed, and with it all others that are replayed together with it."""
+        if (job := self.job) is None:
+            return change(self)
+        changed = tuple(map(change, job.pipelines))
+        return replace(changed[job.place], job=replace(job, pipelines=changed))
 
     def with_other_pipelines(self) -> Pipeline:
-        """The same with what its tails waited for other pipelines when it was recorded, which replays leave out."""
-        ranks = tuple(
-            replace(
-                rank,
-                tail=tuple(replace(p, duration_ns=p.duration_ns + p.waited_ns, waited_ns=0) for p in rank.tail),
-            )
-            for rank in self.ranks
-        )
-        return replace(self, ranks=ranks)
+        """The same by itself, with what its tails waited for others when it was recorded, which replays leave out."""
+
+        def waiting(part: TailPart) -> TailPart:
+            return replace(part, duration_ns=part.duration_ns + part.waited_ns, waited_ns=0)
+
+        ranks = (replace(rank, tail=tuple(map(waiting, rank.tail))) for rank in self.ranks)
+        return replace(self, ranks=tuple(ranks), job=None)
 
     @property
     def hosts_wait(self) -> bool:
@@ -334,30 +347,13 @@ class Pipeline:
 
     def without_waits(self) -> Pipeline:
         """The same with hosts that run ahead of their devices, however messages are issued."""
-        return replace(self, stages=tuple(replace(stage, launches={}) for stage in self.stages))
+        return self.each(lambda one: replace(one, stages=tuple(replace(s, launches={}) for s in one.stages)))
 
     def as_recorded(self) -> Pipeline:
         """What replays the recorded order: layers as recorded and, where costs leave gaps out, actions in full."""
         if self.unchanged is not None:
             return self.unchanged.as_recorded()
-        if not any(rank.gaps_left_out for rank in self.ranks):
-            return self
-
-        def whole(costs: Costs) -> Costs:
-            return {
-                kind: tuple(replace(cost, uncontended_ns=None, contended_ns=None) for cost in of_kind)
-                for kind, of_kind in costs.items()
-            }
-
-        stages = tuple(
-            replace(
-                stage,
-                costs=whole(stage.costs),
-                launches={kind: Launch(launch.sync_ns, 0, 0, 0) for kind, launch in stage.launches.items()},
-            )
-            for stage in self.stages
-        )
-        return replace(self, stages=stages, ranks=tuple(replace(rank, load=None) for rank in self.ranks))
+        return self.each(_with_gaps)
 
     @property
     def memory_source(self) -> Pipeline:
@@ -366,3 +362,39 @@ class Pipeline:
 
     def __repr__(self) -> str:
         return f"<Pipeline of step {self.step}: {self.observed.shape.text}, {self.p2p} transfers>"
+
+
+@dataclass(frozen=True, slots=True)
+class JobPipelines:
+    """All pipelines of a job that are replayed together.
+
+    Attributes:
+        sorted: Which of them are alike, and which ranks are slow.
+        pipelines: All that were recorded whole, in order of their numbers.
+        numbers: Theirs.
+        kinds: Of each, which of the kinds it is.
+        place: Which of them is the one that holds this.
+    """
+
+    sorted: SortedPipelines
+    pipelines: tuple[Pipeline, ...]
+    numbers: tuple[int, ...]
+    kinds: tuple[int, ...]
+    place: int
+
+
+def _with_gaps(pipeline: Pipeline) -> Pipeline:
+    """Actions in full, where costs leave gaps out."""
+    if not any(rank.gaps_left_out for rank in pipeline.ranks):
+        return pipeline
+
+    def whole(costs: Costs) -> Costs:
+        return {
+            kind: tuple(replace(c, uncontended_ns=None, contended_ns=None) for c in of) for kind, of in costs.items()
+        }
+
+    stages = []
+    for stage in pipeline.stages:
+        launches = {kind: Launch(launch.sync_ns, 0, 0, 0) for kind, launch in stage.launches.items()}
+        stages.append(replace(stage, costs=whole(stage.costs), launches=launches))
+    return replace(pipeline, stages=tuple(stages), ranks=tuple(replace(rank, load=None) for rank in pipeline.ranks))

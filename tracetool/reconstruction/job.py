@@ -3,25 +3,22 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, NamedTuple
 
 from tracetool.errors import NoPipeline, Option, ReconstructError, checked
+from tracetool.model.job import ALIKE_RATIO, AlikePipelines, SortedPipelines
 from tracetool.reconstruction import reconstruct
 from tracetool.reconstruction.actions.tails import meeting_of
 from tracetool.reconstruction.capture.process_groups import ProcessGroup
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Sequence
 
     from tracetool.model.action import CollectiveUse
     from tracetool.model.pipeline import Pipeline, RankProfile, TailPart
     from tracetool.reconstruction import Reconstruction
     from tracetool.store.run import Run
-
-ALIKE_RATIO = 0.02
-"""Costs of ranks that are nearer to each other, as a share of what they compute, are alike: what comparisons of
-recordings take for no change as well."""
 
 _COSTS_SQL = """
 WITH compute AS (
@@ -48,46 +45,6 @@ WHERE c.pipeline IS NOT NULL AND c.pp IS NOT NULL
 ORDER BY c.pipeline, c.pp
 """
 """Per rank of a pipeline, what its whole capture holds: compute, what it met others for in it, received messages."""
-
-
-@dataclass(frozen=True, slots=True)
-class AlikePipelines:
-    """Pipelines whose ranks take as long as those of the first of them.
-
-    Attributes:
-        numbers: Theirs: pipelines are counted by their lowest rank.
-        apart_ratio: How far the costs of a rank are from those of the first one's rank of the same stage, at most, as
-            a share of what that one is busy.
-    """
-
-    numbers: tuple[int, ...]
-    apart_ratio: float
-
-    @property
-    def first(self) -> int:
-        """The one whose costs stand for all."""
-        return self.numbers[0]
-
-
-@dataclass(frozen=True, slots=True)
-class SortedPipelines:
-    """The pipelines of a Run by their costs.
-
-    Attributes:
-        alike: Those that are alike, by the number of the first.
-        left_out: Numbers of those that were not recorded whole.
-        slower: By global rank, how much longer its kernels took than those of the other ranks of its stage on average,
-            as a share of that; of ranks of pipelines that were recorded whole, and of several.
-    """
-
-    alike: tuple[AlikePipelines, ...]
-    left_out: tuple[int, ...] = ()
-    slower: Mapping[int, float] = field(default_factory=dict)
-
-    @property
-    def differ(self) -> bool:
-        """Whether pipelines differ by more than what counts as a change."""
-        return len(self.alike) > 1
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,12 +16,15 @@ from tracetool.model.notice import Notice, NoticeCode
 from tracetool.model.scenario import Scenario
 from tracetool.model.timeline import Metrics, measure
 from tracetool.replays import p2p_of, replay
+from tracetool.replays.joined import replay_joined
 from tracetool.schedules import kind_of
 
 if TYPE_CHECKING:
     from tracetool.model.pipeline import Pipeline
     from tracetool.model.schedule import PipelineShape, Placement, Schedule
+    from tracetool.model.timeline import Timeline
     from tracetool.replays import Replayed
+    from tracetool.replays.joined import JobReplayed
     from tracetool.schedules import ScheduleKind
 
 _MOST_ACTIONS = 200_000
@@ -33,15 +36,24 @@ class Evaluation:
     """A schedule in a scenario.
 
     Attributes:
-        replayed: Its order, and when everything ran.
+        replayed: Its order, and when everything ran; of all pipelines of a job, on the one that sets the step.
+        joined: All of these; None where one is replayed by itself.
     """
 
     replayed: Replayed
+    joined: JobReplayed | None = None
 
     @cached_property
     def metrics(self) -> Metrics:
         """Its metrics."""
         return measure(self.replayed.timeline)
+
+    @cached_property
+    def kinds(self) -> tuple[tuple[Timeline, Metrics], ...]:
+        """What needs memory: a Timeline of each kind of pipeline with its metrics; of one by itself its own."""
+        if self.joined is None:
+            return ((self.replayed.timeline, self.metrics),)
+        return tuple((timeline, measure(timeline)) for timeline in self.joined.of_kinds)
 
 
 def evaluate(pipeline: Pipeline, schedule: Schedule, scenario: Scenario | None = None) -> Evaluation:
@@ -75,8 +87,9 @@ class Inputs:
 
     @cached_property
     def actions(self) -> int:
-        """How many there are in the order."""
-        return sum(map(len, self.schedule.orders))
+        """How many there are in what is kept of it."""
+        kinds = 0 if self.pipeline.job is None else len(set(self.pipeline.job.kinds))
+        return sum(map(len, self.schedule.orders)) * (1 + kinds)
 
     @cached_property
     def _hash(self) -> int:
@@ -104,7 +117,7 @@ class KnownOutcomes:
         outcome = self._outcomes.get(inputs)
         if outcome is None:
             try:
-                outcome = Evaluation(replay(inputs.pipeline, inputs.schedule, inputs.scenario))
+                outcome = _replayed(inputs)
             except ScheduleDeadlock as error:
                 outcome = error
             self._keep(inputs, outcome)
@@ -123,6 +136,16 @@ class KnownOutcomes:
 
 
 _KNOWN = KnownOutcomes(_MOST_ACTIONS)
+
+
+def _replayed(inputs: Inputs) -> Evaluation:
+    pipeline, job = inputs.pipeline, inputs.pipeline.job
+    if job is None:
+        return Evaluation(replay(pipeline, inputs.schedule, inputs.scenario))
+    if replace(pipeline, job=None) != job.pipelines[job.place]:
+        raise ValueError("a pipeline was changed, and the others of its job were not: see Pipeline.each")
+    joined = replay_joined(job, inputs.schedule, inputs.scenario)
+    return Evaluation(joined.replayed, joined)
 
 
 def stages_for(

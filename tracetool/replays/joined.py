@@ -19,7 +19,7 @@ from tracetool.replays.tail import LinkQueues, run_tails
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from tracetool.model.pipeline import Pipeline
+    from tracetool.model.pipeline import JobPipelines, Pipeline
     from tracetool.model.scenario import Scenario
     from tracetool.model.schedule import Schedule
     from tracetool.model.timeline import TailCollective, Timeline
@@ -56,29 +56,21 @@ class JobReplayed:
     of_kinds: tuple[Timeline, ...]
 
 
-def replay_joined(
-    pipelines: Sequence[Pipeline],
-    kinds: Sequence[int],
-    schedule: Schedule,
-    scenario: Scenario,
-    slow_ranks: Mapping[int, float],
-) -> JobReplayed:
+def replay_joined(job: JobPipelines, schedule: Schedule, scenario: Scenario) -> JobReplayed:
     """Run a schedule on all pipelines of a job.
 
     Args:
-        pipelines: All of them, on stages of the same shape.
-        kinds: Of each, what kind it is, from 0 on: those of one kind have the same costs.
+        job: All of them, on stages of the same shape: those of one kind have the same costs.
         schedule: The order that each runs.
         scenario: What differs from the measurement; places of all ranks by its map, where it has one.
-        slow_ranks: By global rank, by how much its kernels take longer than those of other ranks of its stage; of
-            ranks that stand out.
 
     Raises:
         BadTopology: If the map leaves out a rank.
         ScenarioError: If the scenario says how many pipelines share links, or places them on a network.
         TraceToolError: As ``replay``.
     """
-    alone = _alone(schedule, pipelines[0], scenario)
+    pipelines, kinds = job.pipelines, job.kinds
+    alone = _alone(schedule, pipelines[job.place], scenario)
     places = [_places(pipeline, alone.topology) for pipeline in pipelines]
     timelines = _computed(pipelines, kinds, places, schedule, alone)
     ranks = schedule.shape.ranks
@@ -100,7 +92,7 @@ def replay_joined(
         done[op.rank] = max(done[op.rank], op.end_ns)
     parts = [slice(first, first + ranks) for first in range(0, len(ends), ranks)]
     times = tuple(PipelineTimes(max(ends[part]), max(done[part])) for part in parts)
-    place, rank = _setting(pipelines, times, _last_to_come(done, met) // ranks, slow_ranks)
+    place, rank = _setting(pipelines, times, _last_to_come(done, met) // ranks, job.sorted.slow_ranks)
     mine = range(parts[place].start, parts[place].stop)
     timeline = replace(
         timelines[place],
@@ -113,7 +105,7 @@ def replay_joined(
     )
     topology = replace(scenario.topology, dcs=places[place])
     return JobReplayed(
-        replayed=Replayed(schedule, p2p_of(schedule, pipelines[0], scenario), timeline, topology),
+        replayed=Replayed(schedule, p2p_of(schedule, pipelines[job.place], scenario), timeline, topology),
         place=place,
         rank=rank,
         times=times,

@@ -18,7 +18,7 @@ from tracetool.sweeps.results import SweepPoint
 from tracetool.units import format_size
 from tracetool.whatif.accuracy import known_error
 from tracetool.whatif.best import rests_on
-from tracetool.whatif.memory_limit import PEAK_ERROR_RATIO, fits, is_near_the_limit, most_lacking
+from tracetool.whatif.memory_limit import PEAK_ERROR_RATIO, all_fit, is_near_the_limit, most_lacking
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -156,14 +156,16 @@ class Evaluator:
         links, limit = place
         scenario = self._scenario(place)
         order, metrics = replays.order(extra).schedule, replays.metrics(extra, links.topology)
-        feasible, lacking = fits(metrics, scenario), most_lacking(metrics, scenario)
+        needs = replays.needs(extra, links.topology)
+        feasible = all_fit((need.metrics for need in needs), scenario)
+        lacks = [(need.ranks, lack) for need in needs if (lack := most_lacking(need.metrics, scenario)) is not None]
         remarks = [Notice(NoticeCode.WARM_UP, why)] if why else []
-        if lacking is not None:
-            rank, missing = lacking
-            short = self._piece.pipeline.ranks[rank].rank
+        if lacks:
+            ranks, (rank, missing) = lacks[0]
+            short = ranks[rank]
             text = f"rank {short} lacks {format_size(missing)}"
             remarks = [Notice(NoticeCode.HBM_LACKS, text, subject=SubjectKind.RANK(short))]
-        is_near = lacking is None and feasible is True and is_near_the_limit(metrics, scenario)
+        is_near = feasible is True and any(is_near_the_limit(need.metrics, scenario) for need in needs)
         if is_near:
             text = f"within {PEAK_ERROR_RATIO:.0%} of the HBM limit, as far as peaks were seen to be off"
             remarks.append(Notice(NoticeCode.PEAK_NEAR_LIMIT, text))

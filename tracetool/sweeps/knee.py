@@ -187,8 +187,13 @@ class _Place:
         return round(grown * 10**6 / (hidden[deeper] - hidden[extra])), None
 
     def _growth(self, extra: tuple[int, ...], deeper: tuple[int, ...]) -> int | None:
-        """By how many bytes the rank grows whose memory grows most."""
-        pipeline, scenario = self._piece.pipeline, self._piece.column.scenario
+        """By how many bytes the rank grows whose memory grows most, of all pipelines that are replayed together."""
+        grown = [self._growth_of(one, extra, deeper) for one in self._piece.pipeline.together]
+        known = [each for each in grown if each is not None]
+        return max(known) if len(known) == len(grown) else None
+
+    def _growth_of(self, pipeline: Pipeline, extra: tuple[int, ...], deeper: tuple[int, ...]) -> int | None:
+        scenario = self._piece.column.scenario
         name = self._piece.column.schedule
         shape = replace(pipeline.observed.shape, microbatches=scenario.microbatches or _microbatches(self._piece))
         needs = [

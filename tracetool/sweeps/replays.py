@@ -6,14 +6,15 @@ What a schedule needs in memory. It hangs on the order on each rank alone, not o
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from tracetool.costs.measured import MeasuredCosts
 from tracetool.errors import ScheduleDeadlock
 from tracetool.model.timeline import Metrics, memory_curve
+from tracetool.replays.evaluation import evaluate
 from tracetool.replays.scenarios import Replayer
 from tracetool.whatif.depth import Tried, WarmUps, search_warm_ups, shortest_cycle_ns
-from tracetool.whatif.memory_limit import fits
+from tracetool.whatif.memory_limit import all_fit
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -66,6 +67,25 @@ def memory_need(pipeline: Pipeline, schedule: Schedule, scenario: Scenario) -> M
     return MemoryNeed(tuple(peaks), tuple(costs.overhead_bytes(rank) for rank in ranks))
 
 
+class _OfJob(NamedTuple):
+    """All pipelines of a job over some links: metrics of the one that sets the step, and what each kind needs."""
+
+    metrics: Metrics
+    needs: tuple[PipelineNeed, ...]
+
+
+class PipelineNeed(NamedTuple):
+    """What a pipeline needs in memory.
+
+    Attributes:
+        ranks: Global ranks, of it or of the first one of its kind.
+        metrics: Its metrics.
+    """
+
+    ranks: tuple[int, ...]
+    metrics: Metrics
+
+
 @dataclass(frozen=True, slots=True)
 class Order:
     """An order and what it needs in memory."""
@@ -97,7 +117,7 @@ class Replays:
         self._scenario = replace(scenario, hbm_bytes=None)
         self._cycle_ns = shortest_cycle_ns(pipeline)
         self._orders: dict[Depth | None, Order] = {}
-        self._times: dict[Depth | None, dict[Topology, StepTimes]] = {}
+        self._times: dict[Depth | None, dict[Topology, StepTimes | _OfJob]] = {}
         self._stuck: dict[Depth | None, ScheduleDeadlock] = {}
         self._replayers: dict[Depth | None, Replayer] = {}
 
@@ -126,9 +146,18 @@ class Replays:
                 continue
             what_ifs = [replace(self._scenario, topology=topology) for topology in missing]
             try:
-                times.update(zip(missing, self._replayer(extra).replay_many(what_ifs), strict=True))
+                times.update(zip(missing, self._replayed(extra, what_ifs), strict=True))
             except ScheduleDeadlock as error:
                 self._stuck[extra] = error  # links are the same but for their figures: all deadlock or none
+
+    def _replayed(self, extra: Depth | None, what_ifs: Sequence[Scenario]) -> Sequence[StepTimes | _OfJob]:
+        if self._pipeline.job is None:
+            return self._replayer(extra).replay_many(what_ifs)
+        schedule = self.order(extra).schedule
+        done = (evaluate(self._pipeline, schedule, what_if) for what_if in what_ifs)
+        return [
+            _OfJob(one.metrics, tuple(PipelineNeed(line.global_ranks, of) for line, of in one.kinds)) for one in done
+        ]
 
     def _replayer(self, extra: Depth | None) -> Replayer:
         if extra not in self._replayers:
@@ -147,6 +176,8 @@ class Replays:
         if extra in self._stuck:
             raise self._stuck[extra]
         times, memory, ranks = self._times[extra][topology], self.order(extra).memory, self._shape.ranks
+        if isinstance(times, _OfJob):
+            return times.metrics
         return Metrics(
             step_ns=times.step_ns,
             window_ns=times.window_ns,
@@ -157,6 +188,17 @@ class Replays:
             peak_hbm_bytes=memory.peak_bytes,
             overhead_bytes=memory.overhead_bytes,
         )
+
+    def needs(self, extra: Depth | None, topology: Topology) -> tuple[PipelineNeed, ...]:
+        """What must fit the memory over links that were loaded: the pipeline, or one of each kind of several.
+
+        Raises:
+            ScheduleDeadlock: If it deadlocks.
+        """
+        metrics, times = self.metrics(extra, topology), self._times[extra][topology]
+        if isinstance(times, _OfJob):
+            return times.needs
+        return (PipelineNeed(tuple(rank.rank for rank in self._pipeline.ranks), metrics),)
 
     def warm_ups(self, tuning: Tuning, warm_up: WarmUp, scenarios: Sequence[Scenario]) -> list[WarmUps]:
         """Extra forwards of a tuned schedule in each scenario.
@@ -194,5 +236,5 @@ class Replays:
     def _tried(self, extra: Depth, scenario: Scenario) -> Tried | None:
         if extra in self._stuck:
             return None
-        metrics = self.metrics(extra, scenario.topology)
-        return Tried(metrics.step_ns, fits(metrics, scenario))
+        step_ns = self.metrics(extra, scenario.topology).step_ns
+        return Tried(step_ns, all_fit((need.metrics for need in self.needs(extra, scenario.topology)), scenario))

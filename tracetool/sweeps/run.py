@@ -28,6 +28,7 @@ from tracetool.whatif.answer import fidelity_of
 from tracetool.whatif.best import UNPROVEN_MARK, UNPROVEN_TEXT, default_schedules, recorded_schedule
 from tracetool.whatif.decision import today_of
 from tracetool.whatif.depth import shortest_cycle_ns
+from tracetool.whatif.job import job_notes
 from tracetool.whatif.layers import layers_error
 from tracetool.whatif.own_error import is_like_the_recordings, own_error_notices
 from tracetool.whatif.remarks import collective_notes, host_notes, slowdown_notes
@@ -86,13 +87,16 @@ def notes_of(recording: Reconstruction, grids: Sequence[Grid], points: Sequence[
             NoticeCode.GIVEN_MEMORY,
             f"peaks from {Option.ACTIVATION} and {Option.STATIC} leave out transient buffers and gradients",
         )
-    sharing = max(
-        replace(column.scenario, topology=swept.topology).pipelines_on_link
-        for grid in grids
-        for column in grid.columns()
-        for swept in column.links[:1]
+    most_shared = max(
+        (
+            replace(column.scenario, topology=swept.topology)
+            for grid in grids
+            for column in grid.columns()
+            for swept in column.links[:1]
+        ),
+        key=lambda scenario: scenario.pipelines_on_link,
     )
-    if sharing > 1:
+    if (sharing := most_shared.pipelines_on_link) > 1:
         notes.add(
             NoticeCode.LINKS_SHARED,
             f"{sharing} equal pipelines share the links: figures are of the slowest ({Option.PIPELINES_ON_LINK})",
@@ -101,7 +105,7 @@ def notes_of(recording: Reconstruction, grids: Sequence[Grid], points: Sequence[
     places = dict.fromkeys(column.links[0].topology for grid in grids for column in grid.columns())
     crossing = (collective_notes(pipeline, Scenario(topology)) for topology in places)
     notes += dict.fromkeys(note for of_map in crossing for note in of_map)
-    return (*recording.notes, *host_notes(recording), *notes)
+    return tuple(job_notes((*recording.notes, *host_notes(recording), *notes), pipeline, most_shared))
 
 
 _WORTH_ACTIONS = 2_000_000
@@ -259,4 +263,5 @@ def _actions(piece: ColumnPiece) -> int:
         any(rank.load is not None for rank in pipeline.ranks)
         or any(cost.contended_ns for stage in pipeline.stages for costs in stage.costs.values() for cost in costs)
     )
-    return orders * 2 * pipeline.observed.shape.stages * m // (1 if slowed else _STATIC)
+    actions = orders * 2 * pipeline.observed.shape.stages * m * len(pipeline.together)
+    return actions // (1 if slowed or pipeline.job is not None else _STATIC)

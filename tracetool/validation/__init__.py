@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from tracetool.costs.borrowed import with_memory_of
-from tracetool.errors import ScenarioError, TraceToolError
+from tracetool.errors import Option, ScenarioError, TraceToolError
 from tracetool.model.notice import unasked
 from tracetool.model.scenario import Scenario
 from tracetool.model.timeline import measure
@@ -17,9 +17,11 @@ from tracetool.model.topology import between_ranks
 from tracetool.replays.evaluation import evaluate, stages_for
 from tracetool.schedules import build_schedule
 from tracetool.schedules.names import beside, schedule_name
+from tracetool.units import format_count
 from tracetool.validation.measured import p2p_mode
 from tracetool.validation.notes import notes_on
 from tracetool.validation.rows import PredictedRow, Prediction, check_row, kendall_tau_b, left_over_microbatches
+from tracetool.whatif.job import job_notes
 from tracetool.whatif.remarks import host_notes, memory_remarks
 
 if TYPE_CHECKING:
@@ -27,8 +29,9 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from tracetool.model.notice import Notice, Progress
-    from tracetool.model.pipeline import Pipeline
+    from tracetool.model.pipeline import JobPipelines, Pipeline
     from tracetool.model.schedule import PipelineShape, Schedule
+    from tracetool.model.topology import Topology
     from tracetool.reconstruction import Reconstruction
     from tracetool.validation.measured import MeasuredStep, Measurements
 
@@ -127,7 +130,7 @@ def validate(sources: Sources, measurements: Measurements, progress: Progress | 
         recorded_ns=measure(run.observed).step_ns,
         replayed_ns=evaluate(run.pipeline.as_recorded(), run.pipeline.observed).metrics.step_ns,
         notes=(
-            *run.notes,
+            *job_notes(run.notes, pipeline, Scenario()),
             *host_notes(run),
             *measurements.notes,
             *notes_on(rows, pipeline),
@@ -142,7 +145,7 @@ def _row(step: MeasuredStep, measurements: Measurements, run: Reconstruction, pr
     except TraceToolError as error:
         hint = f" ({error.hint})" if error.hint else ""
         return PredictedRow(step, reason=error.message + hint)
-    return PredictedRow(step, prediction, _in_order_of(step, prediction.peak_bytes, run.observed.global_ranks))
+    return PredictedRow(step, prediction, _in_order_of(step, prediction.peak_bytes, prediction.global_ranks))
 
 
 def _in_order_of(
@@ -177,18 +180,23 @@ class _Predictor:
         schedule = build_schedule(name, shape, extra_forwards=extra, observed=pipeline.observed)
         _check_extra(schedule, extra)
         topology = between_ranks(shape.ranks, [link.rank_link() for link in step.links])
+        sharing = step.pipelines_on_link or step.tensor_parallel * step.data_parallel
+        if pipeline.job is not None:
+            topology = _all_placed(pipeline.job, topology, sharing)
         scenario = Scenario(
             topology=topology,
             p2p=p2p_mode(step.p2p),
             microbatches=step.microbatches,
-            pipelines=step.pipelines_on_link or step.tensor_parallel * step.data_parallel,
+            pipelines=sharing if pipeline.job is None else None,
         )
         done = evaluate(pipeline, schedule, scenario)
         p2p, metrics = done.replayed.p2p, done.metrics
+        ranks = self._global_ranks if done.joined is None else done.replayed.timeline.global_ranks
         remarks += tuple(memory_remarks(self._measured, pipeline, metrics))
         more, more_bytes = left_over_microbatches(pipeline, schedule, scenario, self._levels(step, shape.ranks))
         return Prediction(
-            schedule=schedule, p2p=p2p, metrics=metrics, outside_ns=pipeline.outside_ns or 0, remarks=remarks,
+            schedule=schedule, global_ranks=tuple(ranks), p2p=p2p, metrics=metrics,
+            outside_ns=pipeline.outside_ns or 0, remarks=remarks,
             left_over_microbatches=more, left_over_bytes=more_bytes,
         )  # fmt: skip
 
@@ -217,6 +225,23 @@ class _Predictor:
         if chunks is not None and chunks != shape.chunks:
             raise ScenarioError(f"the row has {chunks} stages per rank, {name} runs on {shape.chunks}.")
         return pipeline, replace(shape, microbatches=step.microbatches), (remark,) if remark else ()
+
+
+def _all_placed(job: JobPipelines, topology: Topology, sharing: int) -> Topology:
+    """The places of all ranks of a job, whose pipelines a row places alike.
+
+    Raises:
+        ScenarioError: If the row is of another number of pipelines.
+    """
+    if not topology.links:
+        return topology
+    if sharing != len(job.pipelines):
+        raise ScenarioError(
+            f"the row has {format_count(sharing, 'pipeline')} on its links, the Run {len(job.pipelines)} that are "
+            f"replayed together: replay one of them ({Option.PIPELINE(0)})."
+        )
+    places = [(profile.rank, dc) for one in job.pipelines for profile, dc in zip(one.ranks, topology.dcs, strict=True)]
+    return replace(topology, rank_dcs=tuple(sorted(places)), pipelines=sharing)
 
 
 def _check_extra(schedule: Schedule, extra: tuple[int, ...] | None) -> None:

@@ -39,6 +39,7 @@ class Prediction:
 
     Attributes:
         schedule: The order that was replayed.
+        global_ranks: Ranks of the pipeline that it is of: of several, the one that sets the step.
         p2p: How its transfers were issued.
         metrics: Metrics of the replay.
         outside_ns: Host time around the device's work, as the Run's own step had it: measured steps include theirs.
@@ -48,6 +49,7 @@ class Prediction:
     """
 
     schedule: Schedule
+    global_ranks: tuple[int, ...]
     p2p: P2PMode
     metrics: Metrics
     outside_ns: int = 0

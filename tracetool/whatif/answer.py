@@ -18,7 +18,7 @@ from tracetool.schedules.names import choice_of, named_here, recognise, refuse_c
 from tracetool.whatif.accuracy import LayersStep, known_error, layers_gain, with_copies
 from tracetool.whatif.best import choose, plan_name, recorded_schedule, recorded_test, rests_on
 from tracetool.whatif.depth import choose_warm_ups
-from tracetool.whatif.job import evaluate_joined, pipeline_notes, refuse_of_one, slowest_found
+from tracetool.whatif.job import joined, pipeline_notes, refuse_of_one, setting
 from tracetool.whatif.layers import gain_note, layers_error
 from tracetool.whatif.memory_limit import all_fit, find_shortage
 from tracetool.whatif.own_error import is_like_the_recordings, own_error_notices, own_miss
@@ -36,12 +36,12 @@ from tracetool.whatif.variation import predict_each_step, spread
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from tracetool.model.job import SortedPipelines
     from tracetool.model.notice import Progress
     from tracetool.model.pipeline import Pipeline
     from tracetool.model.scenario import Taken
     from tracetool.model.schedule import PipelineShape
     from tracetool.reconstruction import Reconstruction
-    from tracetool.reconstruction.job import SortedPipelines
     from tracetool.whatif.depth import WarmUps
 
 
@@ -75,9 +75,10 @@ def answer(
         chunks: Stages per rank that schedules of several get from a trace of one; by default as few as they take.
         time_limit_s: For optimal: how long to search; by default half a minute.
         each_step: What each recorded step measured: results are replayed by each as well.
-        pipelines: All of the job: with their costs (``record_job``) they are replayed together, as a step is as slow
-            as the slowest of them and the reduction that joins them, and what is said of one pipeline is said of the
-            one that sets the recorded step; sorted (``sort_pipelines``), they are only told of.
+        pipelines: All of the job: with their costs (``record_job``) they are replayed together, as those of a joined
+            recording are (``join_pipelines``): a step is as slow as the slowest of them and the reduction that joins
+            them, and what is said of one pipeline is said of the one that sets the recorded step. Sorted
+            (``sort_pipelines``), they are only told of.
         progress: Told how many schedules there are to replay, and how many are done.
 
     Raises:
@@ -93,12 +94,12 @@ def answer(
         '28.4%'
     """
     schedules, scenario = parse_names(schedules), scenario or Scenario()
-    job = pipelines if isinstance(pipelines, WholeJob) else None
-    sorted_pipelines = pipelines.sorted if isinstance(pipelines, WholeJob) else pipelines
-    if job is not None:
-        refuse_of_one(jitter=jitter_seed is not None, each_step=bool(each_step))
-        recording = slowest_found(job)
+    if isinstance(pipelines, WholeJob):
+        recording, pipelines = joined(pipelines), pipelines.sorted
     pipeline = recording.pipeline
+    if pipeline.job is not None:
+        refuse_of_one(jitter=jitter_seed is not None, each_step=bool(each_step))
+        pipelines = pipeline.job.sorted
     observed = pipeline.observed
     scenario.topology.check(observed.shape.ranks)
     shape = replace(observed.shape, microbatches=scenario.microbatches or observed.shape.microbatches)
@@ -134,7 +135,7 @@ def answer(
     is_like = is_like_the_recordings(recording)
     how = _How(
         shape=shape, scenario=scenario, chunks=chunks, own_error=own_error, is_like=is_like, jitter_seed=jitter_seed,
-        time_limit_s=time_limit_s, each_step=each_step, job=job, taken=recording.taken,
+        time_limit_s=time_limit_s, each_step=each_step, taken=recording.taken,
     )  # fmt: skip
     progress = progress or unasked()
     progress.start(1 + len(schedules))
@@ -151,9 +152,9 @@ def answer(
     return Answer(
         pipeline=pipeline, observed=recording.observed, observed_schedule=known.name if known else None,
         observed_metrics=recorded, fidelity=fidelity, scenario=scenario, baseline=base, results=tuple(results),
-        notes=tuple(pipeline_notes(every_note, sorted_pipelines, [base, *results], scenario)), refused=tuple(refused),
+        notes=tuple(pipeline_notes(every_note, pipelines, base.slowest_pipeline, scenario)), refused=tuple(refused),
         warnings=tuple(own_error_notices(own_error)), taken=recording.taken, jitter_seed=jitter_seed,
-        closer=tuple(result for result in closer if result is not best), pipelines=sorted_pipelines,
+        closer=tuple(result for result in closer if result is not best), pipelines=pipelines,
     )  # fmt: skip
 
 
@@ -187,7 +188,6 @@ class _How:
     jitter_seed: int | None
     time_limit_s: float | None
     each_step: Sequence[Pipeline]
-    job: WholeJob | None
     taken: Taken
     known_warm_ups: dict[str, WarmUps] = field(default_factory=dict)
 
@@ -262,16 +262,8 @@ def _evaluate(pipeline: Pipeline, name: str, how: _How, extra_forwards: tuple[in
         judge=posed.judge if posed else None,
     )
     free = replace(scenario, topology=scenario.topology.without_delays())
-    slowest = None
-    if how.job is None:
-        evaluation = evaluate(pipeline, schedule, scenario)
-        done, metrics, ideal = evaluation.replayed, evaluation.metrics, evaluate(pipeline, schedule, free).metrics
-        of_kinds = [(done.timeline, metrics)]
-    else:
-        joined, slowest = evaluate_joined(how.job, name, how.chunks, schedule, scenario)
-        ideal = measure(evaluate_joined(how.job, name, how.chunks, schedule, free)[0].replayed.timeline)
-        done, metrics = joined.replayed, measure(joined.replayed.timeline)
-        of_kinds = [(timeline, measure(timeline)) for timeline in joined.of_kinds]
+    evaluation = evaluate(pipeline, schedule, scenario)
+    done, metrics, ideal = evaluation.replayed, evaluation.metrics, evaluate(pipeline, schedule, free).metrics
     known = known_error(measured, schedule, done.p2p, scenario, how.own_error) if how.is_like else None
     known = with_copies(known, how.taken)
     remarks = (
@@ -284,12 +276,14 @@ def _evaluate(pipeline: Pipeline, name: str, how: _How, extra_forwards: tuple[in
     )
     return Result(
         schedule=schedule.name, extra_forwards=schedule.extra_forwards, p2p=done.p2p,
-        microbatches=schedule.shape.microbatches, feasible=all_fit([of for _, of in of_kinds], scenario),
-        shortage=next(filter(None, (find_shortage(*each, scenario) for each in of_kinds)), None), metrics=metrics,
+        microbatches=schedule.shape.microbatches, feasible=all_fit((of for _, of in evaluation.kinds), scenario),
+        shortage=next(filter(None, (find_shortage(*each, scenario) for each in evaluation.kinds)), None),
+        metrics=metrics,
         cross_dc_bubble_ns=metrics.window_ns - ideal.window_ns, cross_dc_step_ns=metrics.step_ns - ideal.step_ns,
         replayed=done, known_error=known,
         remarks=ResultRemarks(remarks, pipeline, done, metrics.step_ns, scenario),
         spread=None if how.jitter_seed is None else spread(pipeline, schedule, scenario, how.jitter_seed),
         cut_forwards=cut_forwards, each_step=predict_each_step(how.each_step, schedule, scenario), choice=choice,
-        rests_on=rests_on(measured, name, schedule, done.p2p), unlimited_ns=unlimited_ns, slowest=slowest,
+        rests_on=rests_on(measured, name, schedule, done.p2p), unlimited_ns=unlimited_ns,
+        slowest=setting(pipeline, evaluation),
     )  # fmt: skip

@@ -13,7 +13,7 @@ from tracetool.model.action import ActionKind
 from tracetool.replays.evaluation import evaluate
 from tracetool.schedules import build_schedule, tuning_of
 from tracetool.units import format_duration
-from tracetool.whatif.memory_limit import fits
+from tracetool.whatif.memory_limit import all_fit
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -129,10 +129,10 @@ def choose_warm_ups(name: str, pipeline: Pipeline, shape: PipelineShape, scenari
 def _tried(name: str, pipeline: Pipeline, shape: PipelineShape, scenario: Scenario, extra: Depth) -> Tried | None:
     schedule = build_schedule(name, shape, extra_forwards=extra)
     try:
-        metrics = evaluate(pipeline, schedule, scenario).metrics
+        done = evaluate(pipeline, schedule, scenario)
     except ScheduleDeadlock:
         return None
-    return Tried(metrics.step_ns, fits(metrics, scenario))
+    return Tried(done.metrics.step_ns, all_fit((of for _, of in done.kinds), scenario))
 
 
 def search_warm_ups(

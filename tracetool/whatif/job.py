@@ -2,29 +2,35 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from tracetool.errors import Option, ScenarioError, command_or_call
+from tracetool.errors import Option, ScenarioError, checked, command_or_call
+from tracetool.model.job import ALIKE_RATIO
 from tracetool.model.notice import Notice, NoticeCode, SubjectKind
-from tracetool.model.scenario import Scenario
-from tracetool.reconstruction.job import ALIKE_RATIO
-from tracetool.replays.evaluation import stages_for
-from tracetool.replays.joined import replay_joined
+from tracetool.model.pipeline import JobPipelines
+from tracetool.reconstruction.job import record_job
+from tracetool.replays.evaluation import evaluate
 from tracetool.units import format_count, format_duration, format_ranges
 from tracetool.whatif.results import AlikeTimes, Slowest
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Callable, Iterable
 
+    from tracetool.model.job import SortedPipelines
     from tracetool.model.pipeline import Pipeline
-    from tracetool.model.schedule import Schedule
+    from tracetool.model.scenario import Scenario
     from tracetool.reconstruction import Reconstruction
-    from tracetool.reconstruction.job import SortedPipelines, WholeJob
-    from tracetool.replays.joined import JobReplayed
-    from tracetool.whatif.results import Result
+    from tracetool.reconstruction.job import WholeJob
+    from tracetool.replays.evaluation import Evaluation
+    from tracetool.store.run import Run
 
-_OF_ONE = frozenset({NoticeCode.PIPELINES_LEFT_OUT, NoticeCode.WAITS_FOR_PIPELINES, NoticeCode.LINKS_SHARED})
+_OF_ONE = frozenset({NoticeCode.WAITS_FOR_PIPELINES, NoticeCode.LINKS_SHARED})
 """What is said of a pipeline by itself, and does not hold where all are replayed together."""
+_OF_PIPELINES = frozenset({
+    NoticeCode.PIPELINES_LEFT_OUT, NoticeCode.PIPELINES_DIFFER, NoticeCode.PIPELINES_ALIKE, NoticeCode.PIPELINES_JOINED,
+})  # fmt: skip
+"""What is said of them once, by what is known."""
 _MOST_KINDS = 4
 
 
@@ -42,74 +48,101 @@ def refuse_of_one(*, jitter: bool, each_step: bool) -> None:
             )
 
 
-def slowest_found(job: WholeJob) -> Reconstruction:
-    """What was reconstructed of the pipeline that sets the recorded step, or of one alike."""
-    observed = job.pipelines[0].observed
-    done = _joined(job, job.pipelines, observed, Scenario())
-    return job.firsts[job.kinds[done.place]]
+@checked
+def join_pipelines(
+    run: Run, recording: Reconstruction, *, change: Callable[[Reconstruction], Reconstruction] | None = None
+) -> Reconstruction:
+    """What was reconstructed of the pipeline that sets the recorded step, to be replayed together with all others.
 
-
-def evaluate_joined(
-    job: WholeJob, name: str, chunks: int | None, schedule: Schedule, scenario: Scenario
-) -> tuple[JobReplayed, Slowest]:
-    """Replay a schedule on all pipelines of a job.
+    Whatever is asked of it (``answer``, ``advise``, ``sweep``, ``explain``) is answered of all pipelines of the job.
 
     Args:
-        job: The pipelines.
-        name: The schedule as it was asked for.
-        chunks: Stages per rank to cut one into, as ``stages_for`` has it.
-        schedule: The order.
-        scenario: What differs from the measurement.
+        run: The ingested traces.
+        recording: What was reconstructed of its first pipeline, which says which step is meant.
+        change: What was done to it, for the others.
 
     Raises:
-        TraceToolError: As ``replay_joined``.
+        TraceToolError: As ``record_job``.
+
+    Example:
+        >>> whole = tt.join_pipelines(run, found)
+        >>> tt.answer(whole, "1f1b").baseline.slowest_pipeline
+        0
     """
-    pipelines = [stages_for(one, name, chunks, schedule.shape.microbatches)[0] for one in job.pipelines]
-    done = _joined(job, pipelines, schedule, scenario)
+    return joined(record_job(run, recording, change=change))
+
+
+def joined(job: WholeJob) -> Reconstruction:
+    """What was reconstructed of the pipeline that sets the recorded step, or of one alike, with all others."""
+    together = JobPipelines(job.sorted, job.pipelines, job.numbers, job.kinds, 0)
+    observed = job.pipelines[0].observed
+    done = evaluate(replace(job.pipelines[0], job=together), observed).joined
+    kind = 0 if done is None else job.kinds[done.place]
+    first = job.firsts[kind]
+    together = replace(together, place=job.kinds.index(kind))
+    return replace(first, pipeline=replace(first.pipeline, job=together))
+
+
+def setting(pipeline: Pipeline, done: Evaluation) -> Slowest | None:
+    """What sets the step of all pipelines; None where one is replayed by itself."""
+    job, together = pipeline.job, done.joined
+    if job is None or together is None:
+        return None
     alike = []
     for kind, numbers in enumerate(job.sorted.alike):
-        times = [time for time, of in zip(done.times, job.kinds, strict=True) if of == kind]
+        times = [time for time, of in zip(together.times, job.kinds, strict=True) if of == kind]
         alike.append(
             AlikeTimes(numbers.numbers, max(time.window_ns for time in times), max(time.step_ns for time in times))
         )
-    ratio = None if done.rank is None else job.sorted.slower[done.rank]
-    return done, Slowest(job.numbers[done.place], done.rank, ratio, tuple(alike))
-
-
-def _joined(job: WholeJob, pipelines: Sequence[Pipeline], schedule: Schedule, scenario: Scenario) -> JobReplayed:
-    slow = {rank: ratio for rank, ratio in job.sorted.slower.items() if ratio > ALIKE_RATIO}
-    return replay_joined(pipelines, job.kinds, schedule, scenario, slow)
+    ratio = None if together.rank is None else job.sorted.slower[together.rank]
+    return Slowest(job.numbers[together.place], together.rank, ratio, tuple(alike))
 
 
 def pipeline_notes(
-    notes: Iterable[Notice], pipelines: SortedPipelines | None, results: Sequence[Result], scenario: Scenario
+    notes: Iterable[Notice], pipelines: SortedPipelines | None, setting: int | None, scenario: Scenario
 ) -> list[Notice]:
     """Notes with those about the pipelines of the job in place of what is said of one by itself.
 
     Args:
         notes: All others.
         pipelines: Those of the job, by their costs; None where nobody looked.
-        results: The baseline first.
+        setting: Number of the one that sets the step; None where one is replayed by itself.
         scenario: What they are replayed in.
     """
     if pipelines is None:
         return list(notes)
-    slowest = results[0].slowest
-    if slowest is None:
-        if pipelines.differ:
-            differ = Notice(NoticeCode.PIPELINES_DIFFER, _differ_text(pipelines))
-            return [differ, *(note for note in notes if note.code is not NoticeCode.PIPELINES_LEFT_OUT)]
-        notice = Notice(NoticeCode.PIPELINES_ALIKE, _alike_text(pipelines))
-        return [notice if note.code is NoticeCode.PIPELINES_LEFT_OUT else note for note in notes]
-    kept = [note for note in notes if note.code not in _OF_ONE]
-    joined = Notice(
-        NoticeCode.PIPELINES_JOINED, _joined_text(pipelines), subject=SubjectKind.PIPELINE(slowest.pipeline)
-    )
+    if setting is None and not pipelines.differ:
+        alike = Notice(NoticeCode.PIPELINES_ALIKE, _alike_text(pipelines))
+        return [alike if note.code in _OF_PIPELINES else note for note in notes]
+    others = [note for note in notes if note.code not in _OF_PIPELINES]
+    if setting is None:
+        return [Notice(NoticeCode.PIPELINES_DIFFER, _differ_text(pipelines)), *others]
+    kept = [note for note in others if note.code not in _OF_ONE]
+    joined = Notice(NoticeCode.PIPELINES_JOINED, _joined_text(pipelines), subject=SubjectKind.PIPELINE(setting))
     sharing = scenario.topology.pipelines
     if scenario.topology.links and sharing > 1:
         text = f"{sharing} pipelines share the links of the one that sets the step"
         kept.append(Notice(NoticeCode.LINKS_SHARED, text))
     return [joined, *kept]
+
+
+def job_notes(notes: Iterable[Notice], pipeline: Pipeline, scenario: Scenario) -> list[Notice]:
+    """Notes on what hangs on no single result, with those about the job where all pipelines are replayed together.
+
+    Args:
+        notes: All others.
+        pipeline: Whose they are.
+        scenario: What is replayed, as far as results share it.
+    """
+    job = pipeline.job
+    if job is None:
+        return list(notes)
+    slow = {p.rank: job.sorted.slow_ranks[p.rank] for p in pipeline.ranks if p.rank in job.sorted.slow_ranks}
+    rank = max(slow, key=lambda rank: slow[rank], default=None)
+    number = job.numbers[job.place]
+    first, *others = pipeline_notes(notes, job.sorted, number, scenario)
+    as_recorded = setting_text(Slowest(number, rank, None if rank is None else slow[rank], ()))
+    return [replace(first, text=f"{first.text}; as recorded {as_recorded}"), *others]
 
 
 def setting_text(slowest: Slowest) -> str:
@@ -134,7 +167,7 @@ def _differ_text(pipelines: SortedPipelines) -> str:
     rank, ratio = max(pipelines.slower.items(), key=lambda item: item[1], default=(None, 0.0))
     stands_out = rank is not None and ratio > ALIKE_RATIO
     slow = f" (kernels of rank {rank} take {ratio:.1%} longer than others of its stage)" if stands_out else ""
-    together = command_or_call("tracetool replay RUN --all-pipelines", "pipelines=tt.record_job(run, found)")
+    together = command_or_call("--all-pipelines", "tt.join_pipelines(run, found)")
     return (
         f"pipelines differ by more than {ALIKE_RATIO:.0%}{slow}, and a step is as slow as its slowest: this is one by "
         f"itself, {together} takes all together"

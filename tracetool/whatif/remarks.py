@@ -279,19 +279,17 @@ def notes_of(pipeline: Pipeline, scenario: Scenario, results: Sequence[Result]) 
             NoticeCode.HBM_ABOVE_DEVICE,
             f"the HBM limit is above what the recorded devices have ({format_size(device)})",
         )
-    joined = any(r.slowest is not None for r in results)
-    return notes + collective_notes(pipeline, scenario, joined=joined)
+    return notes + collective_notes(pipeline, scenario)
 
 
-def collective_notes(pipeline: Pipeline, scenario: Scenario, *, joined: bool = False) -> list[Notice]:
+def collective_notes(pipeline: Pipeline, scenario: Scenario) -> list[Notice]:
     """What becomes of collectives whose groups sit in several DCs.
 
     Args:
-        pipeline: Whose they are.
+        pipeline: Whose they are; where all are replayed together, all of a group's ranks come to them.
         scenario: Where the links are.
-        joined: Whether all pipelines are replayed together: then all of a group's ranks come to them.
     """
-    topology = scenario.topology
+    topology, joined = scenario.topology, pipeline.job is not None
     places = places_of(pipeline, topology)
     own = {rank.rank for rank in pipeline.ranks}
     beyond = False

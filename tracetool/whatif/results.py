@@ -19,11 +19,11 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from tracetool.causes.cause import Idle
+    from tracetool.model.job import SortedPipelines
     from tracetool.model.notice import Notice
     from tracetool.model.pipeline import P2PMode, Pipeline
     from tracetool.model.scenario import Scenario
     from tracetool.model.timeline import Metrics, Timeline
-    from tracetool.reconstruction.job import SortedPipelines
     from tracetool.replays import Replayed
     from tracetool.whatif.accuracy import KnownError
     from tracetool.whatif.best import Evidence

@@ -30,6 +30,7 @@ from tracetool.whatif.best import (
     unchecked,
 )
 from tracetool.whatif.depth import RELEVANT_RATIO
+from tracetool.whatif.job import setting_text
 from tracetool.whatif.layers import gain_text
 from tracetool.whatif.memory_limit import PEAK_ERROR_RATIO, is_near_the_limit
 from tracetool.whatif.results import step_change_error
@@ -66,7 +67,7 @@ def render_text(
     if gives_no_steps(answer) and not verbose:
         lines.append("No advice: step times of such a replay say nothing of links; tracetool replay shows its orders.")
         return ("\n".join(wrapped(lines, width)) + "\n").encode()
-    lines += _tried(advice)
+    lines += [*_tried(advice), *_setting(advice)]
     if not verbose:
         above = wrapped(lines, width)
         lines = first_fitting(([*above, *screen] for screen in _screens(decided, tuning, width)), width, after)
@@ -122,6 +123,12 @@ def _tried(advice: Advice) -> list[str]:
     names = ", ".join(f"{recorded} as recorded" if recorded and name == OBSERVED else name for name in tried)
     sentence = f"Only orders of several stages per rank were tried ({names})"
     return [f"{sentence}: a recording of one stage per rank tells of the others."]
+
+
+def _setting(advice: Advice) -> list[str]:
+    """What sets the step of what is to be run, where all pipelines are replayed together."""
+    setting = (advice.now if advice.best is None else advice.best.result).slowest
+    return [] if setting is None else [f"Of all pipelines {setting_text(setting)}."]
 
 
 def _in_full(advice: Advice, facts: RunFacts, width: int) -> list[str]:

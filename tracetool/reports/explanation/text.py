@@ -10,6 +10,7 @@ from tracetool.reports.answer.notes import first_notes
 from tracetool.reports.answer.text import Note, aligned, lines_left, wrap, wrapped
 from tracetool.reports.explanation import PathWords
 from tracetool.units import format_duration, format_ranges
+from tracetool.whatif.job import setting_text
 from tracetool.whatif.wording import links_text, sharing_lines
 
 if TYPE_CHECKING:
@@ -111,6 +112,9 @@ def _asked(explained: Explanation, facts: RunFacts | None = None) -> Iterator[st
         told_apart = facts is not None or not links
         yield from (f"  {line}" for line in explained.answer.scenario.topology.lines() if told_apart)
         yield from (f"  {line}" for line in sharing_lines(explained.answer.scenario))
+    setting = explained.answer.results[0].slowest
+    if setting is not None:
+        yield f"  {setting_text(setting)}"
 
 
 def idle_sentences(explained: Explanation) -> Iterator[str]:

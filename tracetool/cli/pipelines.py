@@ -1,0 +1,74 @@
+"""Which pipelines of a recording a command is about: one by itself, or all of the job together."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import click
+
+from tracetool.cli.output import is_given
+from tracetool.errors import ScenarioError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from tracetool.model.job import SortedPipelines
+    from tracetool.reconstruction import Reconstruction
+    from tracetool.store.run import Run
+
+PIPELINE = click.option(
+    "--pipeline", type=click.IntRange(0), default=0, show_default=True, metavar="N", help="Which of several pipelines."
+)
+ALL_PIPELINES = click.option(
+    "--all-pipelines",
+    is_flag=True,
+    help="All pipelines together, joined by their gradient reductions; default: the first one by itself.",
+)
+_OF_ONE = (
+    "pipeline", "each_step", "jitter", "overlap", "tensor_bandwidth", "copy_missing_ranks", "network", "tier",
+    "pipelines_on_link",
+)  # fmt: skip
+"""Options that are about one pipeline."""
+
+
+def asked_pipelines(
+    run: Run, reconstruction: Reconstruction, change: Callable[[Reconstruction], Reconstruction]
+) -> tuple[Reconstruction, SortedPipelines | None]:
+    """What was reconstructed: of all pipelines where they are asked for, else of one; and which of them are alike.
+
+    Args:
+        run: The recording.
+        reconstruction: What was reconstructed of the pipeline that was named.
+        change: What was done to it, for the others.
+
+    Returns:
+        None of those that are alike where there is one, or one was chosen.
+
+    Raises:
+        ScenarioError: If all were asked for, and something else that is about one of them.
+        TraceToolError: If they were, and cannot be reconstructed.
+    """
+    from tracetool.model.scenario import Scenario
+    from tracetool.reconstruction.job import sorted_pipelines
+    from tracetool.whatif.job import join_pipelines, pipeline_notes
+
+    context = click.get_current_context()
+    given = [name for name in _OF_ONE if is_given(context, name)]
+    asked = bool(context.params["all_pipelines"])
+    if asked and given:
+        flags = ", ".join(f"--{name.replace('_', '-')}" for name in given)
+        raise ScenarioError(
+            f"--all-pipelines takes all pipelines as recorded: it does not go with {flags}.", hint="leave out either"
+        )
+    if given or len({place.pipeline for place in reconstruction.coordinates} - {None}) < 2:
+        return reconstruction, None
+    if asked:
+        reconstruction = join_pipelines(run, reconstruction, change=change)
+    known = sorted_pipelines(run)
+    if not known.alike:
+        return reconstruction, None
+    if not asked:
+        notes = pipeline_notes(reconstruction.notes, known, None, Scenario())
+        reconstruction = replace(reconstruction, notes=tuple(notes))
+    return reconstruction, known
