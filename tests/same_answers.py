@@ -38,6 +38,7 @@ ROOT = Path(__file__).resolve().parent.parent
 
 # Fields of JSON that may differ, and why: "VERB /path/*/field" of the answer's file or stdout.
 ALLOWED: dict[str, str] = {
+    "ingest /sources/*/note_codes": "what each note of a source is about",
     "info /sources/*/note_codes": "what each note of a source is about",
 }
 
