@@ -13,7 +13,8 @@ import pytest
 from helpers.crosspipe import B_NS, CASES, CELLS, DELAYS, F_NS, FREED_EARLY, HELD, I_NS, W_NS, Delay, P
 from helpers.synthetic import found
 
-from tracetool.explore.recorded import RecordedSpace, explore_recording
+from tracetool.explore.recorded import explore_recording
+from tracetool.explore.recorded_space import RecordedSpace
 from tracetool.explore.space import read_axes
 from tracetool.model.action import ActionKind
 from tracetool.model.pipeline import ActionCost, Pipeline, RankProfile, StageProfile

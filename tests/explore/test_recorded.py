@@ -15,7 +15,8 @@ from tracetool.advice.cotune import co_tune
 from tracetool.cli import run
 from tracetool.costs.rescaled import MicrobatchSize, with_layers
 from tracetool.errors import BadTopology, ScenarioError
-from tracetool.explore.recorded import RecordedSpace, RecordedWay, explore_recording
+from tracetool.explore.recorded import explore_recording
+from tracetool.explore.recorded_space import RecordedSpace, RecordedWay
 from tracetool.explore.space import read_axes
 from tracetool.model.action import ActionKind
 from tracetool.model.pipeline import ActionChange, LayerOverlap

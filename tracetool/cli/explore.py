@@ -36,7 +36,8 @@ if TYPE_CHECKING:
     from tracetool.explore.answer import Exploration
     from tracetool.explore.failures import Failures
     from tracetool.explore.plan import Workload
-    from tracetool.explore.recorded import RecordedExploration, RecordedSpace
+    from tracetool.explore.recorded import RecordedExploration
+    from tracetool.explore.recorded_space import RecordedSpace
     from tracetool.explore.space import AxisName, Space
     from tracetool.reports.exploration.json import ExplorationFacts
 
@@ -210,7 +211,7 @@ def _recorded_space(
     quiet: bool,
 ) -> RecordedSpace:
     from tracetool.costs.rescaled import MicrobatchSize
-    from tracetool.explore.recorded import RecordedSpace
+    from tracetool.explore.recorded_space import RecordedSpace
     from tracetool.explore.space import read_axes
     from tracetool.ingestion.runs import open_run
     from tracetool.network.file import read_network

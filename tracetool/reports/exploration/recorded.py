@@ -138,10 +138,11 @@ def render_recorded_text(done: RecordedExploration, *, verbose: bool = False) ->
 def _headline(done: RecordedExploration, best: RecordedPlan) -> str:
     error = error_text(best.point)
     gain = speedup(done.base.step_ns, best.step_ns)
+    short = " (which does not fit)" if done.base.point.feasible is False else ""
     return (
         f"Run {best.text}: {format_duration(best.step_ns)}"
         f"{f' (±{error})' if error else ''} a step, {gain.faster_ratio:.1%} faster than the recorded order's "
-        f"{format_duration(done.base.step_ns)} there (T0/T1 - 1), {gain.shorter_ratio:.1%} less time a step "
+        f"{format_duration(done.base.step_ns)} there{short} (T0/T1 - 1), {gain.shorter_ratio:.1%} less time a step "
         "(1 - T1/T0)."
     )
 

@@ -1,0 +1,230 @@
+"""What of a recorded job can be chosen on a fleet: axes, each fixed, listed or left, and the ways that they span.
+
+What a recording does not tell the costs of (other degrees, recomputation) is no axis.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from itertools import product
+from typing import TYPE_CHECKING, NamedTuple
+
+from tracetool.advice.cotune import equal_sizes, scaling_of
+from tracetool.errors import BadTopology, Option, ScenarioError, UnknownName
+from tracetool.explore.space import placement_rules
+from tracetool.model.pipeline import BY_EDGE
+from tracetool.model.scenario import LINK_SHARINGS, Scenario
+from tracetool.network.placement import DIMENSIONS
+from tracetool.whatif.best import default_schedules, recorded_schedule
+from tracetool.whatif.on_network import seated
+
+if TYPE_CHECKING:
+    from collections import Counter
+    from collections.abc import Iterator, Mapping
+
+    from tracetool.advice.cotune import SizesScaling
+    from tracetool.costs.rescaled import MicrobatchSize
+    from tracetool.explore.space import AxisName, Values
+    from tracetool.model.pipeline import LayerOverlap, P2PMode
+    from tracetool.model.scenario import LinkSharing
+    from tracetool.network.collectives import Algorithm
+    from tracetool.network.file import NetworkChoice
+    from tracetool.reconstruction import Reconstruction
+
+
+class RecordedWay(NamedTuple):
+    """What is chosen of a recorded job beside the schedule and its depth.
+
+    Attributes:
+        placement: The rule by which ranks are put on devices.
+        p2p: How transfers are issued; None as the recording shows.
+        chunks: Stages per rank that schedules of several are cut into; None for as few as they take.
+        collectives: How collectives of data-parallel groups run.
+        sharing: How pipelines share the links.
+        routing: Share of the outermost tier's bandwidth that routing reaches.
+        compression: Bytes over the outermost tier, of what was to be sent; below 1 it changes what is computed.
+        microbatch: Sequences of a microbatch, at as many tokens a step; None as recorded.
+    """
+
+    placement: str
+    p2p: P2PMode | None = None
+    chunks: int | None = None
+    collectives: Algorithm = "auto"
+    sharing: LinkSharing = "temporal"
+    routing: float = 1.0
+    compression: float = 1.0
+    microbatch: int | None = None
+
+    @property
+    def text(self) -> str:
+        """How the fleet is used, in words."""
+        parts = [f"placed {self.placement or ','.join(DIMENSIONS)}"]
+        if self.collectives != "auto":
+            parts.append(f"gradients reduced by {self.collectives}")
+        if self.microbatch is not None:
+            parts.append(f"microbatches of {self.microbatch}")
+        if self.sharing == "spatial":
+            parts.append("pipelines share links evenly")
+        if self.routing != 1:
+            parts.append(f"routing reaches {self.routing:.0%}")
+        if self.compression != 1:
+            parts.append(f"compressed to {self.compression:.0%} (changes numerics)")
+        return ", ".join(parts)
+
+    def choice(self, network: NetworkChoice) -> NetworkChoice:
+        """The network as it is used."""
+        tiers = network.network.tiers
+        factor = self.compression / self.routing
+        if factor != 1:
+            tiers = (*tiers[:-1], tiers[-1].narrowed(factor))
+        return replace(
+            network,
+            network=replace(network.network, tiers=tiers),
+            placement=self.placement,
+            algorithms={**network.algorithms, "dp": self.collectives},
+        )
+
+
+WAY_AXES: tuple[AxisName, ...] = (
+    "placement", "p2p", "chunks", "collectives", "sharing", "routing", "compression", "microbatch",
+)  # fmt: skip
+"""Fields of ``RecordedWay``."""
+RECORDED_AXES: tuple[AxisName, ...] = ("schedule", "depth", *WAY_AXES)
+"""What of a recorded job can be chosen."""
+_NOT_OWN = frozenset({"chunks", "routing", "compression"})
+"""Axes along which nothing is tried by itself."""
+
+
+@dataclass(frozen=True)
+class RecordedSpace:
+    """What is searched.
+
+    Attributes:
+        found: The recording.
+        choice: The fleet; its placement and algorithms are what the recorded job is taken to have there.
+        given: Values of axes that were fixed or listed.
+        left: Axes that stay as the recording and the fleet's file have them.
+        hbm_bytes: Memory of a rank; None for no limit.
+        overlaps: How layers inside actions run (``tracetool.overlap.actions``); as recorded if there are none.
+        sizes: What recorded microbatches are made of; None if that is not known, and others cannot be had.
+
+    Raises:
+        ScenarioError: If an axis is none of a recording's, or both given and left.
+    """
+
+    found: Reconstruction
+    choice: NetworkChoice
+    given: Mapping[AxisName, Values] = field(default_factory=dict)
+    left: frozenset[AxisName] = frozenset()
+    hbm_bytes: int | None = None
+    overlaps: tuple[LayerOverlap, ...] = ()
+    sizes: MicrobatchSize | None = None
+
+    def __post_init__(self) -> None:
+        """Refuse what a recording does not tell."""
+        unknown = sorted((self.given.keys() | self.left) - set(RECORDED_AXES))
+        if unknown:
+            raise ScenarioError(
+                f"a recording tells the costs of what was run: {', '.join(unknown)} stays as recorded.",
+                hint=f"axes are {', '.join(RECORDED_AXES)}; a model's file has the others (tracetool explore "
+                "MODEL.toml)",
+            )
+        both = sorted(self.left & self.given.keys())
+        if both:
+            raise ScenarioError(f"{both[0]} is both given and left as it is.", hint="say one of both")
+        if self.choice.file:
+            raise ScenarioError(
+                f"{self.choice.file} places one job alone.", hint="give placement as a rule in the network's file"
+            )
+        if self.sizes is None and "microbatch" in self.given:
+            raise ScenarioError(
+                "a trace does not tell the sizes of its microbatches.",
+                hint=f"add {Option.MBS} and {Option.SEQ} of the recording",
+            )
+
+    @property
+    def base(self) -> RecordedWay:
+        """As recorded, where the fleet's file puts it."""
+        return RecordedWay(self.choice.placement, collectives=self.choice.algorithms.get("dp", "auto"))
+
+    @property
+    def baseline(self) -> str:
+        """The recorded order by name."""
+        return recorded_schedule(self.found.pipeline.observed, None)
+
+    def values(self, axis: AxisName) -> Values:
+        """What is tried along an axis; of schedule and depth, the base is what the recording has."""
+        if axis in self.given:
+            as_recorded = self.sizes.sequences if axis == "microbatch" and self.sizes is not None else None
+            return tuple(None if value == as_recorded else value for value in self.given[axis])
+        base: Values = {"schedule": (self.baseline,), "depth": (None,)}.get(axis) or (getattr(self.base, axis),)
+        if axis in self.left or axis in _NOT_OWN:
+            return base
+        pipeline = self.found.pipeline
+        own: Mapping[str, Values] = {
+            "placement": placement_rules(self.choice.network),
+            "schedule": tuple(default_schedules(pipeline.observed)),
+            "p2p": () if pipeline.p2p in BY_EDGE else ("per-edge",),
+            "sharing": LINK_SHARINGS,
+            "microbatch": tuple(size.sequences for size in self._equal_sizes),
+        }
+        return tuple(dict.fromkeys((*base, *own.get(axis, ()))))
+
+    @cached_property
+    def _equal_sizes(self) -> tuple[MicrobatchSize, ...]:
+        """Other sizes of microbatches of as many tokens a step, at the recorded length of sequences."""
+        if self.sizes is None:
+            return ()
+        tokens = self.sizes.tokens * self.found.pipeline.observed.shape.microbatches
+        alike = (size for size in equal_sizes(self.sizes, tokens) if size.length == self.sizes.length)
+        return tuple(size for size in alike if size != self.sizes)
+
+    @cached_property
+    def scaling(self) -> SizesScaling | None:
+        """How costs follow the sizes of microbatches; None if these are not known."""
+        return None if self.sizes is None else scaling_of(self.found, self.sizes)
+
+    def ways(self, left_out: Counter[str]) -> Iterator[tuple[RecordedWay, Scenario]]:
+        """Everything that is tried beside schedule and depth, each once, that of the base first if it is among them.
+
+        Args:
+            left_out: Counts what does not fit on the fleet, by reason.
+
+        Raises:
+            BadTopology: If nothing fits.
+        """
+        trouble: BadTopology | UnknownName | None = None
+        known = set()
+        tried = [RecordedWay(*values) for values in product(*(self.values(axis) for axis in WAY_AXES))]
+        for way in sorted(tried, key=lambda way: way != self.base):
+            try:
+                topology = seated(way.choice(self.choice), self.found)
+            except (BadTopology, UnknownName) as error:
+                left_out["placements that do not fit"] += 1
+                trouble = error
+                continue
+            scenario = Scenario(
+                topology, self.hbm_bytes, way.p2p, microbatches=self._microbatches(way), link_sharing=way.sharing
+            )
+            if scenario.pipelines_on_link == 1:
+                scenario = replace(scenario, link_sharing="temporal")
+            if (scenario, way.chunks) not in known:
+                known.add((scenario, way.chunks))
+                yield way, scenario
+        if not known and trouble is not None:
+            raise trouble
+
+    def _microbatches(self, way: RecordedWay) -> int | None:
+        """Of a step, for as many tokens as recorded; None as recorded."""
+        if self.sizes is None or way.microbatch is None:
+            return None
+        microbatches, rest = divmod(
+            self.sizes.sequences * self.found.pipeline.observed.shape.microbatches, way.microbatch
+        )
+        if rest or not microbatches:
+            raise ScenarioError(
+                f"microbatches of {way.microbatch} do not divide the sequences of the recorded step.",
+                hint=f"{', '.join(str(size.sequences) for size in self._equal_sizes)} would",
+            )
+        return microbatches
