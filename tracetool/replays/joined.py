@@ -43,8 +43,8 @@ class JobReplayed:
     Attributes:
         replayed: The pipeline that sets the step, with what follows its computes as all ranks met.
         place: Which of the pipelines it is.
-        rank: Global rank, of it or of a pipeline that computes as long, whose kernels take longer than those of other
-            ranks of its stage; None if none stands out.
+        rank: Global rank, of it, of a pipeline that computes as long or of one that it meets within actions, whose
+            kernels take longer than those of other ranks of its stage; None if none stands out.
         times: Of each pipeline.
         of_kinds: Per kind of pipeline, the Timeline of one, its tail by itself: what it holds in memory.
     """
@@ -208,21 +208,30 @@ def _setting(
 ) -> tuple[int, int | None]:
     """The pipeline that sets the step, and the rank that stands out.
 
-    Ranks that meet within actions wait for the slowest of them, so it is the slowest one by itself of all pipelines
-    that compute as long as the last one; of those that end with it to the ns, its own pipeline is the one.
+    Ranks that meet within actions wait for the slowest of them, so it is the slowest one by itself of those that the
+    last pipeline meets there, and of all pipelines that compute as long; of these that end with it to the ns, its own
+    pipeline is the one.
     """
     least = (1 - _AS_LONG_RATIO) * times[last].window_ns
+    waited_for = _met_within(pipelines[last])
     slow = [
         (slow_ranks[profile.rank], place == last, -place, profile.rank)
         for place, pipeline in enumerate(pipelines)
-        if times[place].window_ns >= least
         for profile in pipeline.ranks
-        if profile.rank in slow_ranks
+        if profile.rank in slow_ranks and (times[place].window_ns >= least or profile.rank in waited_for)
     ]
     if not slow:
         return last, None
     *_, place, rank = max(slow)
-    return -place if times[-place].step_ns == times[last].step_ns else last, rank
+    is_one = times[-place].window_ns >= least and times[-place].step_ns == times[last].step_ns
+    return -place if is_one else last, rank
+
+
+def _met_within(pipeline: Pipeline) -> set[int]:
+    """The ranks that a pipeline's ranks meet within actions."""
+    own = {profile.rank for profile in pipeline.ranks}
+    uses = (use for stage in pipeline.stages for of_kind in stage.collectives.values() for use in of_kind)
+    return {rank for use in uses if own.intersection(use.group_ranks) for rank in use.group_ranks}
 
 
 def _waits(one: TailCollective) -> bool:

@@ -52,8 +52,8 @@ class Slowest:
 
     Attributes:
         pipeline: Number of the pipeline, which the metrics are of.
-        rank: Global rank, of it or of a pipeline that computes as long, whose kernels took longer than those of other
-            ranks of its stage; None if none stands out.
+        rank: Global rank, of it, of a pipeline that computes as long or of one that it meets within actions, whose
+            kernels took longer than those of other ranks of its stage; None if none stands out.
         rank_slower_ratio: By how much.
         alike: What pipelines of each kind take.
     """
