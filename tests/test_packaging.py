@@ -13,7 +13,7 @@ from pathlib import Path
 from zipfile import ZipFile
 
 import pytest
-from helpers.recorded import ROOT
+from helpers.recorded import ROOT, data, derived
 
 import tracetool
 
@@ -48,6 +48,16 @@ def test_the_version_does_not_load_what_reads_metadata_of_packages_or_writes_fil
     assert (
         _loaded_after("from tracetool.cli import run; run(['--version'])") & {"email", "zipfile", "tempfile"} == set()
     )
+
+
+def test_a_replay_of_a_run_loads_neither_what_reads_traces_nor_metadata_of_packages() -> None:
+    """Loading them took as long as the replay itself."""
+    run = derived(data("h100-pp4", "traces", "1f1b_m8")).path
+    loaded = _loaded_after(
+        f"from tracetool.cli import run; assert run(['replay', {str(run)!r}, '--schedule', 'gpipe']) == 0"
+    )
+    assert loaded & {"email", "zipfile", "multiprocessing", "concurrent", "duckdb", "polars", "pyarrow"} == set()
+    assert {"numpy", "tracetool"} <= loaded
 
 
 def test_text_replay_of_a_run_does_not_import_the_plotting_package() -> None:

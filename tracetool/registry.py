@@ -44,6 +44,9 @@ class Registry(Generic[T]):
 
         return {point.name: partial(_load_plugin, point) for point in entry_points(group=self._group)}
 
+    def __contains__(self, name: str) -> bool:
+        return name in self._builtin or name in self._third_party
+
     def names(self) -> list[str]:
         """All names: built-ins in their listed order, then third parties by name."""
         return [*self._builtin, *self.plugin_names]

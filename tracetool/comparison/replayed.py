@@ -70,7 +70,7 @@ def asked_of_both(base: Side, new: Side, pipelines: Sequence[Pipeline]) -> dict[
 
 
 def _asked(result: ResultInfo, scenario: Mapping[str, Any], pipelines: Sequence[Pipeline]) -> ReplayedOrder | None:
-    if result.schedule not in SCHEDULES.names() or SCHEDULES.get(result.schedule).needs_costs:
+    if result.schedule not in SCHEDULES or SCHEDULES.get(result.schedule).needs_costs:
         return None
     shapes = {pipeline.observed.shape for pipeline in pipelines}
     if len(shapes) > 1 or "network" in scenario:

@@ -6,7 +6,6 @@ A static order of all tasks: where links serve in a known order, replay is one s
 from __future__ import annotations
 
 import os
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -267,6 +266,8 @@ def _sweep_native(
     if len(spans) == 1:
         part(spans[0])
     else:
+        from concurrent.futures import ThreadPoolExecutor
+
         with ThreadPoolExecutor(workers) as pool:
             list(pool.map(part, spans))
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import difflib
 import re
-import tomllib
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import msgspec
@@ -73,6 +72,8 @@ def read_toml(path: Path, kind: type[S], hint: str) -> S:
     Raises:
         ScenarioError: If it cannot be read, is no TOML, or a key is unknown, missing or of another type.
     """
+    import tomllib
+
     try:
         document = tomllib.loads(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError) as error:

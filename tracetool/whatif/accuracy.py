@@ -66,7 +66,7 @@ def known_error(
         own_ratio: By how much replay misses the recording: other orders it misses by as much at least.
     """
     shape = measured.observed.shape
-    kind = SCHEDULES.get(schedule.name) if schedule.name in SCHEDULES.names() else None
+    kind = SCHEDULES.get(schedule.name) if schedule.name in SCHEDULES else None
     is_recut = kind is not None and kind.is_compared_recut and schedule.shape == replace(shape, chunks=2)
     microbatches = schedule.shape.microbatches
     is_as_long = shape.microbatches <= 2 * microbatches and microbatches <= 2 * shape.microbatches
