@@ -106,7 +106,9 @@ def test_an_op_around_a_record_fills_in_its_peer_and_is_not_counted_twice(tmp_pa
     assert rows[0][-1] == "metadata"
 
 
-@pytest.mark.parametrize("inputs", [7, "[", '["", "", "x"]', "[[], [], {}]", ["", "", "-1"], ["", "", "99999999999"]])
+@pytest.mark.parametrize(
+    "inputs", [7, "[", '["", "", "x"]', "[[], [], {}]", ["", "", "-1"], ["", "", "99999999999"], '["", "", "²"]']
+)
 def test_inputs_of_any_other_form_name_no_peer(tmp_path: Path, inputs: object) -> None:
     event = _op("c10d::send", 10, 5)
     event["args"] |= {"Concrete Inputs": inputs, "Input Dims": [[[-1]], "x"]}

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from helpers.nsys_export import How, Tables, export
+from helpers.nsys_export import NESTED, How, Tables, export
 from helpers.recorded import data
 
 from tracetool.cli import run as command
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 
 SMALL = "1f1b_m8"
+KERNELS, CALLS, NVTX = "CUPTI_ACTIVITY_KIND_KERNEL", "CUPTI_ACTIVITY_KIND_RUNTIME", "NVTX_EVENTS"
 
 
 @pytest.fixture(scope="module")
@@ -157,3 +158,28 @@ def test_a_dry_run_says_which_of_two_captures_is_taken(tmp_path: Path, capsys: p
     (tmp_path / traces[1].name).unlink()
     assert command(["ingest", str(tmp_path), "--dry-run"]) == 2
     assert "report.sqlite:1000 does not say its rank" in " ".join(capsys.readouterr().out.split())
+
+
+def test_tables_without_rows_are_as_if_they_were_not_there(tmp_path: Path) -> None:
+    """``--lazy=false`` writes all of them: of graphs that nothing launched, and of kernels that there are none."""
+    tables = Tables()
+    tables.add("CUPTI_ACTIVITY_KIND_GRAPH_TRACE", start=1, end=2, globalPid=7 << 24)
+    tables.add(KERNELS, start=1, end=2, globalPid=7 << 24)
+    tables.add(CALLS, start=1, end=2, globalTid=7 << 24 | 7, correlationId=1)
+    name = tables.text("ncclSend")
+    tables.add(NVTX, start=1, end=2, eventType=NESTED, textId=name, globalTid=7 << 24 | 7, domainId=3)
+    path = tables.write(tmp_path / "rank0.sqlite")
+    with sqlite3.connect(path) as connection:
+        for table in ("CUPTI_ACTIVITY_KIND_GRAPH_TRACE", KERNELS):
+            connection.execute(f"DELETE FROM {table}")
+    notes = " ".join(map(str, ingest([path], tmp_path / "x.run").manifest["sources"][0]["notes"]))
+    assert "CUDA graphs" not in notes
+    assert "no kernels in the export" in notes
+
+
+def test_digits_of_any_script_are_read_or_left(tmp_path: Path) -> None:
+    """A raised two is a digit to Python, and no number; names may be anything."""
+    row = '{"table": "CUPTI_ACTIVITY_KIND_KERNEL", "start": "5", "end": "9", "globalPid": 117440512, "streamId": "²"}'
+    (tmp_path / "rank0.jsonl").write_text(row, encoding="utf-8")
+    run = ingest([tmp_path], tmp_path / "x.run")
+    assert run.rows("SELECT start_ns, duration_ns, stream FROM events") == [(5, 4, None)]

@@ -152,7 +152,7 @@ def parse_posting(operation: str, args: Mapping[str, Any], span: tuple[int, int]
     peer = inputs[2] if inputs is not None and len(inputs) > 2 else None
     return Posting(
         operation=operation, start_ns=span[0], end_ns=span[1], thread=thread, external_id=args.get("External id"),
-        peer=int(peer) if isinstance(peer, str) and peer.isdigit() and len(peer) < 8 else None,
+        peer=int(peer) if isinstance(peer, str) and peer.isdecimal() and len(peer) < 8 else None,
         dims=_dims(shapes[0]) if shapes else None,
     )  # fmt: skip
 

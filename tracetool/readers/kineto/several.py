@@ -257,7 +257,7 @@ class FileSurvey:
         labels = [label for pid in choice.keys if choice.by == "process" and (label := self.census.labels.get(pid))]
         label = labels[0] if labels else self.census.labels.get(choice.keys[0], "")
         said = choice.keys[0] if choice.by == "rank" else label.removeprefix("rank ") if label[:5] == "rank " else ""
-        part = RankEvidence(choice.name + (f" ({label})" if label else ""), int(said) if said.isdigit() else None)
+        part = RankEvidence(choice.name + (f" ({label})" if label else ""), int(said) if said.isdecimal() else None)
         for (pid, device), count in self.census.kernels.items():
             if device is not None and choice.by == "process" and pid in choice.keys:
                 part.devices[device] += count

@@ -18,7 +18,6 @@ from tracetool.readers.cann.db import companions, is_database, unmerged, whole
 from tracetool.readers.nsys.capture import (
     DIAGNOSTICS,
     GRAPHS,
-    KERNELS,
     NsysExport,
     ProcessSource,
     capture_of,
@@ -195,7 +194,7 @@ def _record_limits(stored: Stored, capture: NsysExport, report: SourceReport) ->
             f"{format_count(graphs, 'launch')} of CUDA graphs show as one kernel each, messages inside them not at "
             "all: record with nsys profile --cuda-graph-trace=node",
         )
-    if KERNELS not in stored.tables and GRAPHS not in stored.tables:
+    if not capture.has_device:
         report.note(SourceCode.PARTS_MISSING, "no kernels in the export: record with nsys profile -t cuda,nvtx")
     severe = sum((whole(severity) or 0) >= _SEVERE for (severity,) in stored.rows(DIAGNOSTICS, "severity"))
     if severe:

@@ -106,11 +106,13 @@ class NsysExport:
         processes: By pid; empty if nothing in it used a GPU or NCCL.
         base_ns: What makes its times Unix times.
         hides_graphs: Whether it shows CUDA graphs as one row each.
+        has_device: Whether it holds anything that a device computed; tables of all kinds may be there without rows.
     """
 
     processes: dict[int, GpuProcess] = field(default_factory=dict)
     base_ns: int = 0
     hides_graphs: bool = False
+    has_device: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,7 +168,8 @@ def about(stored: Stored) -> NsysExport:
             pid, number = process_of(process), _small(device)
             if pid is not None:
                 devices[pid] |= set() if number is None else {number}
-    capture.hides_graphs = GRAPHS in stored.tables
+    capture.hides_graphs = any(True for _ in stored.rows(GRAPHS, "start"))
+    capture.has_device = capture.hides_graphs or any(True for _ in stored.rows(KERNELS, "start"))
     ranges = _ranges(stored)
     for pid in sorted(set(devices) or set(ranges.users))[:_MOST_PROCESSES]:
         used = devices.get(pid, set())

@@ -383,4 +383,4 @@ class LineTables(_FileTables):
 
 def _number_of(value: Any) -> Any:
     """A number that is written as text, as such."""
-    return int(value) if isinstance(value, str) and value.isdigit() and len(value) < 20 else value
+    return int(value) if isinstance(value, str) and value.isdecimal() and len(value) < 20 else value
