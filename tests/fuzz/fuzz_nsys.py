@@ -25,7 +25,10 @@ with atheris.instrument_imports(include=["tracetool.readers"]):
 _FOLDER = Path(tempfile.mkdtemp(prefix="tracetool-fuzz-"))
 _FORMS = ("rank0.sqlite", "rank0.jsonl", "rank0.arrows")
 _PROCESS = 7 << 24
-_EXTREMES = (0, 1, -1, 2**31, 2**53 + 1, 2**62, 2**63 - 1, -(2**63), _PROCESS, _PROCESS | 7, NESTED, NCCL_DOMAIN)
+_EXTREMES: tuple[int | str, ...] = (
+    0, 1, -1, 2**31, 2**53 + 1, 2**62, 2**63 - 1, -(2**63), _PROCESS, _PROCESS | 7, NESTED, NCCL_DOMAIN,
+    str(_PROCESS), str(_PROCESS | 7), "²",
+)  # fmt: skip
 
 
 def seeds(folder: Path) -> None:

@@ -218,3 +218,28 @@ def test_no_kernel_has_two_launches(tmp_path: Path) -> None:
     run = ingest([tables.write(tmp_path / "rank0.sqlite")], tmp_path / "x.run")
     assert run.rows("SELECT category, start_ns FROM events ORDER BY 2") == [("launch", 1), ("kernel", 5)]
     assert run.manifest["sources"][0]["dropped"] == {"launch whose correlation an earlier one has": 1}
+
+
+def test_numbers_of_processes_may_be_text_in_some_rows(tmp_path: Path) -> None:
+    """Scripts of users add rows; a column without a type keeps what it is given."""
+    tables = Tables()
+    _kernel(tables)
+    _kernel(tables, globalPid=str(7 << 24), start=6, correlationId=2)
+    columns = "start, end, deviceId, streamId, correlationId, globalPid"
+    run = ingest([tables.write(tmp_path / "rank0.sqlite", {KERNELS: columns})], tmp_path / "x.run")
+    assert run.rows("SELECT start_ns FROM events ORDER BY 1") == [(5,), (6,)]
+
+
+def test_cells_may_hold_lists(tmp_path: Path) -> None:
+    """Of a table as JSON lines and of one as Arrow: such a cell is as good as empty."""
+    (tmp_path / "rank0.jsonl").write_text(
+        f'{{"table": "{KERNELS}", "start": 5, "end": 9, "globalPid": {7 << 24}, "deviceId": [1], "streamId": {{}}}}',
+        encoding="utf-8",
+    )
+    folder = tmp_path / "rank1"
+    folder.mkdir()
+    rows = pa.table({"start": [5], "end": [9], "globalPid": [7 << 24], "deviceId": [[1]], "streamId": [[7]]})
+    with pa.ipc.new_stream(folder / f"{KERNELS}.arrow", rows.schema) as writer:
+        writer.write_table(rows)
+    run = ingest([tmp_path / "rank0.jsonl", folder], tmp_path / "x.run")
+    assert run.rows("SELECT rank, start_ns, stream FROM events ORDER BY 1") == [(0, 5, None), (1, 5, None)]

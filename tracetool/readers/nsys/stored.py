@@ -156,7 +156,7 @@ class SqliteTables(Database):
         if isinstance(wanted, str):
             condition, values = f'substr("{column}", 1, {len(wanted)}) = ?', [wanted]
         else:
-            values = sorted(_numbers(wanted))
+            values = list(_numbers(wanted))
             condition = f'"{column}" IN ({", ".join("?" * len(values))})'
         if not self.is_sound(table, condition, values):
             yield from _chosen(self.rows(table, *columns, column), wanted)
@@ -328,7 +328,7 @@ def _cells(column: pa.Array) -> list[Any]:
         texts = column.cast(pa.binary())
         texts.validate(full=True)
         return [None if text is None else text.decode("utf-8", "replace") for text in texts.to_pylist()]
-    values: list[Any] = column.to_pylist()
+    values: list[Any] = [None] * len(column) if pa.types.is_nested(column.type) else column.to_pylist()
     return values
 
 
@@ -382,5 +382,7 @@ class LineTables(_FileTables):
 
 
 def _number_of(value: Any) -> Any:
-    """A number that is written as text, as such."""
+    """A number that is written as text, as such; what is nested as text."""
+    if isinstance(value, (list, dict)):
+        return msgspec.json.encode(value).decode()
     return int(value) if isinstance(value, str) and value.isdecimal() and len(value) < 20 else value
