@@ -70,8 +70,8 @@ class Registry(Generic[T]):
         """
         for asked in (name, name.lower()):
             if asked in self._builtin:
-                found: T = _load(self._builtin[asked])
-                return found
+                value: T = _load(self._builtin[asked])
+                return value
             if asked in self._third_party:
                 return self._third_party[asked]()
         raise UnknownName(self._kind, name, self.names(), hint=self._hint and self._hint())

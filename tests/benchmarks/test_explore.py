@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     import pytest
     from pytest_benchmark.fixture import BenchmarkFixture
 
-    from tracetool.explore.search import Found
+    from tracetool.explore.search import SearchResults
 
 GIGABYTE = 10**9
 FLEET = Network("three DCs", (
@@ -51,7 +51,7 @@ def test_a_million_plans(benchmark: BenchmarkFixture, request: pytest.FixtureReq
     workload = Workload(MODEL, DEVICE, NetworkChoice(FLEET, rule), DEVICE.hbm_bytes)
     space = Space(workload, JobPlan(HOW, rule), read_axes([], WHOLE if whole else FEW))
 
-    def find() -> Found:
+    def find() -> SearchResults:
         return PlanSearch(space, Judge(workload)).run()
 
     found = benchmark.pedantic(find, rounds=1)  # type: ignore[no-untyped-call]

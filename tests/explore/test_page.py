@@ -47,7 +47,7 @@ def done() -> Exploration:
 
 def test_a_page_says_the_answer_and_how_to_launch_it(done: Exploration) -> None:
     assert done.best is not None
-    failures = weigh_failures(done.space, done.found, [parse_failure("wan.bandwidth=10%@5%", WORKLOAD)])
+    failures = weigh_failures(done.space, done.results, [parse_failure("wan.bandwidth=10%@5%", WORKLOAD)])
     page = render_page(done, ExplorationFacts("1", "tracetool explore m.toml --network <n>.toml"), failures).decode()
     HTMLParser().feed(page)
     text = " ".join(unescape(re.sub(r"<(style|script)>.*?</\1>|<[^>]+>", " ", page, flags=re.DOTALL)).split())
@@ -64,7 +64,7 @@ def test_a_page_says_the_answer_and_how_to_launch_it(done: Exploration) -> None:
 
 
 def test_the_timelines_are_what_was_judged(done: Exploration) -> None:
-    for judged in done.found.judged[:10]:
+    for judged in done.results.judged[:10]:
         took = measure(replayed_plan(WORKLOAD, judged.plan).timeline)
         assert took.step_ns == pytest.approx(judged.step_ns, rel=1e-6)
         assert took.window_ns == pytest.approx(judged.window_ns, rel=1e-6)

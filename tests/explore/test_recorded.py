@@ -47,10 +47,10 @@ def replayed_ns(space: RecordedSpace, plan: RecordedPlan) -> int:
     """The step of a plan as ``answer`` replays it."""
     way, point = plan.way, plan.point
     scenario = Scenario(
-        seated(way.choice(space.choice), space.found), space.hbm_bytes, way.p2p, link_sharing=way.sharing
+        seated(way.choice(space.choice), space.recording), space.hbm_bytes, way.p2p, link_sharing=way.sharing
     )
     found = answer(
-        space.found, [point.schedule], scenario, extra_forwards=point.extra_forwards, chunks=way.chunks
+        space.recording, [point.schedule], scenario, extra_forwards=point.extra_forwards, chunks=way.chunks
     ).results[0]  # fmt: skip
     assert (found.p2p, found.feasible, found.needed_bytes) == (point.p2p, point.feasible, point.needed_bytes)
     return found.step_ns
@@ -202,7 +202,7 @@ def test_overlap_inside_layers_is_an_axis() -> None:
     layered = {one.way: replace(found, pipeline=with_layers(found.pipeline, one)) for one in space.overlaps}
     assert {plan.point.overlap for plan in done.plans} == set(layered)
     for plan in done.plans:
-        assert plan.step_ns == replayed_ns(replace(space, found=layered[plan.point.overlap]), plan)
+        assert plan.step_ns == replayed_ns(replace(space, recording=layered[plan.point.overlap]), plan)
     assert done.best is not None
     assert (done.best.point.schedule, done.best.point.overlap) == ("geopipe", "slice:2")
     (alone,) = [one.best for one in done.alone if one.name == "overlap"]
@@ -217,7 +217,7 @@ def test_microbatches_of_other_sizes_are_extrapolated_and_marked() -> None:
     sizes = MicrobatchSize(1, 2048)
     space = RecordedSpace(rebuilt("rt1f1b_m8"), choice, given, frozenset({"p2p"}), sizes=sizes)
     done = explore_recording(space)
-    tuned = co_tune(space.found, Scenario(seated(choice, space.found)), sizes, schedule="geopipe")
+    tuned = co_tune(space.recording, Scenario(seated(choice, space.recording)), sizes, schedule="geopipe")
     expected = {
         (one.batch.sequences, one.microbatches, one.extra_forwards): one.metrics.step_ns
         for one in tuned.candidates

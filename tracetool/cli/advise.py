@@ -134,7 +134,7 @@ def advise(
         tuned = next((name for name in names or () if tuning_of(name) is not None), None)
         with ProgressBar(quiet=quiet, doing="replaying", of="sizes") as progress:
             tuning = find_sizes(
-                question.found, question.scenario, sizes,
+                question.recording, question.scenario, sizes,
                 schedule=tuned, hidden=hidden, also=other, progress=progress,
             )  # fmt: skip
     facts = question.facts()

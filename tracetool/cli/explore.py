@@ -159,8 +159,8 @@ def explore(
         _refuse(_OF_SHAPES, "jobs from shapes", "name a model's file, or leave it out")
         recorded = _recorded_space(paths, network, (fix, tried, leave), hbm, overlap, (mbs, seq), output, quiet=quiet)
         with ProgressBar(quiet=quiet, doing="replaying", of="ways") as progress:
-            found = explore_recording(recorded, jobs=jobs, executor=executor, ends=ends, progress=progress)
-        _tell_recorded(found, output, force=force, verbose=verbose, as_json=as_json, quiet=quiet)
+            explored = explore_recording(recorded, jobs=jobs, executor=executor, ends=ends, progress=progress)
+        _show_recorded(explored, output, force=force, verbose=verbose, as_json=as_json, quiet=quiet)
         return
     _refuse(_OF_RECORDINGS, "recordings", "name a Run or traces, or leave it out")
     space, error_ratio = _space(model, network, fit, fix, tried, leave, hbm)
@@ -169,7 +169,7 @@ def explore(
     with ProgressBar(quiet=quiet, doing="searching", of="plans") as progress:
         work = SearchWork(jobs, executor, ends, state, progress, lambda ns: progress.say(f"best {format_duration(ns)}"))
         done = run(space, compared=compared, error_ratio=error_ratio, work=work)
-    weighed = weigh_failures(space, done.found, failing) if failing else None
+    weighed = weigh_failures(space, done.results, failing) if failing else None
     facts = ExplorationFacts(__version__, command_line())
     for path in output:
         write_file(path, _form(path.suffix.lower(), done, facts, weighed), force=force)
@@ -233,14 +233,14 @@ def _recorded_space(
     limit = None if hbm is None else parse_size_bytes(hbm)
     with ProgressBar(quiet=quiet) as progress:
         run = open_run(paths, progress, keep=("args",) if ways else ())
-    found = reconstruct(run)
+    recording = reconstruct(run)
     overlaps, notes = layer_overlaps(run, ways) if ways else ((), ())
-    found = replace(found, notes=(*found.notes, *notes))
+    recording = replace(recording, notes=(*recording.notes, *notes))
     sizes = None if sequences is None or length is None else MicrobatchSize(sequences, length)
-    return RecordedSpace(found, choice, given, left, limit, overlaps, sizes)
+    return RecordedSpace(recording, choice, given, left, limit, overlaps, sizes)
 
 
-def _tell_recorded(
+def _show_recorded(
     done: RecordedExploration, output: tuple[Path, ...], *, force: bool, verbose: bool, as_json: bool, quiet: bool
 ) -> None:
     from tracetool.reports import CallFacts

@@ -59,10 +59,10 @@ def overlapping(question: Question, way: str | None, *, explained: bool = False)
         explained: Whether a note also says what is in the way of it.
     """
     if way is None:
-        return question.found
+        return question.recording
     from tracetool.overlap.actions import with_overlap
 
-    return with_overlap(question.found, question.run, way, explained=explained)
+    return with_overlap(question.recording, question.run, way, explained=explained)
 
 
 def with_ways(
@@ -76,8 +76,8 @@ def with_ways(
         bandwidths_bytes_per_s: Of the links between the ranks of a group; as recorded if there are none.
     """
     if not ways:
-        return question.found, ()
+        return question.recording, ()
     from tracetool.overlap.actions import layer_overlaps
 
     overlaps, notes = layer_overlaps(question.run, ways, bandwidths_bytes_per_s)
-    return replace(question.found, notes=(*question.found.notes, *notes)), overlaps
+    return replace(question.recording, notes=(*question.recording.notes, *notes)), overlaps

@@ -158,7 +158,7 @@ class Question:
 
     Attributes:
         run: The Run.
-        found: What was reconstructed of it.
+        recording: What was reconstructed of it.
         scenario: The what-if.
         name: What the user named.
         pipeline: Which pipeline of the Run.
@@ -168,7 +168,7 @@ class Question:
     """
 
     run: Run
-    found: Reconstruction
+    recording: Reconstruction
     scenario: Scenario
     name: str
     pipeline: int
@@ -200,7 +200,7 @@ class Question:
             raise ScenarioError(
                 "--each-step: copied ranks have no steps of their own.", hint="leave out --copy-missing-ranks"
             )
-        mine = self.found.pipeline
+        mine = self.recording.pipeline
         each = [
             mine
             if step.number == mine.step
@@ -249,25 +249,27 @@ def ask(
     with ProgressBar(quiet=quiet) as progress:
         run = open_run(paths, progress, keep=("args",) if shapes else ())
         others = {take: (open_run([path], progress), path) for take, path in takes.items() if path is not None}
-    found = reconstruct(run, step=words["step"], pipeline=words["pipeline"], copy_missing=words["copy_missing_ranks"])
+    recording = reconstruct(
+        run, step=words["step"], pipeline=words["pipeline"], copy_missing=words["copy_missing_ranks"]
+    )
 
-    def borrow(found: Reconstruction) -> Reconstruction:
+    def borrow(recording: Reconstruction) -> Reconstruction:
         for take, (other, path) in others.items():
-            found = take(found, other, path)
-        return found
+            recording = take(recording, other, path)
+        return recording
 
-    found, pipelines = asked_pipelines(run, borrow(found), borrow)
+    recording, pipelines = asked_pipelines(run, borrow(recording), borrow)
     if dc_map is not None:
-        scenario = replace(scenario, topology=placed(scenario.topology, dc_map, found))
+        scenario = replace(scenario, topology=placed(scenario.topology, dc_map, recording))
     if choice is not None:
         from tracetool.whatif.on_network import seated
 
-        scenario = replace(scenario, topology=seated(choice, found))
+        scenario = replace(scenario, topology=seated(choice, recording))
     if words["link_sharing"] is not None and not has_maps and scenario.pipelines_on_link == 1:
         raise _nothing_shared()
     name = " ".join(str(path) for path in paths)
     return Question(
-        run=run, found=found, scenario=scenario, name=name, pipeline=words["pipeline"],
+        run=run, recording=recording, scenario=scenario, name=name, pipeline=words["pipeline"],
         is_copied=words["copy_missing_ranks"], borrow=borrow, pipelines=pipelines,
     )  # fmt: skip
 
@@ -318,20 +320,20 @@ def open_named(text: str, progress: Progress | None = None) -> dict[str, Run]:
     from tracetool.ingestion.runs import open_run
     from tracetool.store.catalog import names_for
 
-    found = named_paths(text)
-    names = [given or own for (given, _), own in zip(found, names_for([path for _, path in found]), strict=True)]
+    named = named_paths(text)
+    names = [given or own for (given, _), own in zip(named, names_for([path for _, path in named]), strict=True)]
     if len(set(names)) < len(names):
         raise BadQuery(
             f"two Runs are named {max(names, key=names.count)}.", hint="name each, as in base=a.run,new=b.run"
         )
-    return {name: open_run([path], progress) for name, (_, path) in zip(names, found, strict=True)}
+    return {name: open_run([path], progress) for name, (_, path) in zip(names, named, strict=True)}
 
 
-def borrow_slowdown(found: Reconstruction, other: Run, path: Path) -> Reconstruction:
+def borrow_slowdown(recording: Reconstruction, other: Run, path: Path) -> Reconstruction:
     """What was reconstructed, slowed down beside communication as another recording was, with a note on how sure it is.
 
     Args:
-        found: Where all other costs come from.
+        recording: Where all other costs come from.
         other: The recording to take the slowdown from.
         path: Its name, for the notes.
 
@@ -343,27 +345,27 @@ def borrow_slowdown(found: Reconstruction, other: Run, path: Path) -> Reconstruc
     from tracetool.reconstruction import reconstruct
 
     theirs = reconstruct(other)
-    told = "; ".join(finding.value for finding in theirs.findings if finding.fact == "interference")
+    text = "; ".join(finding.value for finding in theirs.findings if finding.fact == "interference")
     return replace(
-        found,
-        pipeline=with_factors_of(found.pipeline, theirs.pipeline),
+        recording,
+        pipeline=with_factors_of(recording.pipeline, theirs.pipeline),
         notes=(
-            *(note for note in found.notes if note.code is not NoticeCode.SLOWDOWN_DEFAULT),
+            *(note for note in recording.notes if note.code is not NoticeCode.SLOWDOWN_DEFAULT),
             Notice(
                 NoticeCode.COSTS_BORROWED,
-                f"--costs-from {path}: {told or 'no slowdown beside communication'}",
+                f"--costs-from {path}: {text or 'no slowdown beside communication'}",
                 subject=SubjectKind.FILE(path),
             ),
         ),
-        taken=replace(found.taken, costs_from=str(other.manifest.get("digest", ""))),
+        taken=replace(recording.taken, costs_from=str(other.manifest.get("digest", ""))),
     )
 
 
-def borrow_memory(found: Reconstruction, other: Run, path: Path) -> Reconstruction:
+def borrow_memory(recording: Reconstruction, other: Run, path: Path) -> Reconstruction:
     """What was reconstructed, with the memory figures of another recording and a note that says so.
 
     Args:
-        found: Where times, messages and order come from.
+        recording: Where times, messages and order come from.
         other: The recording to take memory from.
         path: Its name, for the notes.
 
@@ -375,15 +377,15 @@ def borrow_memory(found: Reconstruction, other: Run, path: Path) -> Reconstructi
     from tracetool.reconstruction import reconstruct
 
     theirs = reconstruct(other)
-    told = "memory figures (peaks, what fits) are that recording's"
+    text = "memory figures (peaks, what fits) are that recording's"
     if any(rank.static_bytes is None for rank in theirs.pipeline.ranks):
-        told = "that recording does not tell what ranks hold in memory"
+        text = "that recording does not tell what ranks hold in memory"
     return replace(
-        found,
-        pipeline=with_memory_of(found.pipeline, theirs.pipeline),
+        recording,
+        pipeline=with_memory_of(recording.pipeline, theirs.pipeline),
         notes=(
-            *found.notes,
-            Notice(NoticeCode.MEMORY_BORROWED, f"--memory-from {path}: {told}", subject=SubjectKind.FILE(path)),
+            *recording.notes,
+            Notice(NoticeCode.MEMORY_BORROWED, f"--memory-from {path}: {text}", subject=SubjectKind.FILE(path)),
         ),
-        taken=replace(found.taken, memory_from=str(other.manifest.get("digest", ""))),
+        taken=replace(recording.taken, memory_from=str(other.manifest.get("digest", ""))),
     )

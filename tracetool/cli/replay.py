@@ -292,10 +292,10 @@ def replay(
     if way is not None and each_step:
         raise ScenarioError("--each-step replays steps as they were.", hint="leave out --overlap or --each-step")
     question = ask(paths, words, quiet=quiet, shapes=way is not None)
-    found = overlapping(question, way)
+    recording = overlapping(question, way)
     with ProgressBar(quiet=quiet, doing="replaying", of="schedules") as progress:
         result = answer(
-            found,
+            recording,
             names,
             question.scenario,
             baseline=baseline,

@@ -97,31 +97,36 @@ def report(
     refuse_offers(words["network"], offers)
     words["link"], fees = without_fees(words["link"])
     question = ask(paths, words, quiet=quiet)
-    names = names or default_schedules(question.found.pipeline.observed)
+    names = names or default_schedules(question.recording.pipeline.observed)
     with ProgressBar(quiet=quiet, doing="replaying", of="schedules") as progress:
-        found = answer(
-            question.found, names, question.scenario, baseline=baseline, pipelines=question.pipelines, progress=progress
+        answered = answer(
+            question.recording,
+            names,
+            question.scenario,
+            baseline=baseline,
+            pipelines=question.pipelines,
+            progress=progress,
         )
     decided = None
     if offers or question.scenario.topology.is_joined:
         with ProgressBar(quiet=quiet, doing="replaying", of="scenarios") as progress:
             decided = decide(
-                question.found, question.scenario, offers, names, fee=fees, steps=run_steps, progress=progress
+                question.recording, question.scenario, offers, names, fee=fees, steps=run_steps, progress=progress
             )
-    best = advised_result(found, None if decided is None else decided.advice[0])
+    best = advised_result(answered, None if decided is None else decided.advice[0])
     if form is REPORT:
         on_network = question.scenario.topology.seating is not None
         around = None if decided is None or on_network else _around(question, decided, names, quiet=quiet)
-        data = page(found, question.facts(), decided=decided, around=around)
+        data = page(answered, question.facts(), decided=decided, around=around)
     else:
-        data = form.render(found, question.facts(), path.suffix.lower())
+        data = form.render(answered, question.facts(), path.suffix.lower())
     write_file(path, data, force=force)
-    told = [verdict(found, best).headline] if decided is None else sentences(decided.decision)
+    headline = [verdict(answered, best).headline] if decided is None else sentences(decided.decision)
     if as_json:
-        click.echo(render_json(written_info(found, question.facts(), path, len(data), best, told)), nl=False)
+        click.echo(render_json(written_info(answered, question.facts(), path, len(data), best, headline)), nl=False)
         return
     say_written(path, f"{len(data):,} bytes")
-    click.echo("\n".join([*told, *near_lines(found)]))
+    click.echo("\n".join([*headline, *near_lines(answered)]))
     next_step(_after(question, path), quiet=quiet)
 
 
@@ -136,7 +141,7 @@ def _around(question: Question, decided: Decided, names: Sequence[str], *, quiet
     with ProgressBar(quiet=quiet, doing="replaying", of="points") as progress:
         # What the page names first for these links, its panel opens with.
         beside = {(o.best.schedule, o.best.p2p) for o in decided.decision.offers if o.best is not None}
-        return Around(grid, sweep(question.found, grid, progress=progress, knees=False, beside=beside))
+        return Around(grid, sweep(question.recording, grid, progress=progress, knees=False, beside=beside))
 
 
 def default_name(paths: tuple[Path, ...]) -> Path:
@@ -148,7 +153,7 @@ def default_name(paths: tuple[Path, ...]) -> Path:
 
 def _after(question: Question, path: Path) -> str:
     """Without links the page answers only half of what it is for; with them, it is to be read."""
-    ranks = len(question.found.observed.global_ranks)
+    ranks = len(question.recording.observed.global_ranks)
     if question.scenario.topology.is_joined or ranks < 2:
         return f"python3 -m webbrowser -t {shlex.quote(str(path))}"
     half = f"0-{ranks // 2 - 1},{ranks // 2}-{ranks - 1}"

@@ -322,7 +322,7 @@ def _grids(
     from tracetool.sweeps.asked import places
     from tracetool.sweeps.scenario_file import grids_of
 
-    recording = question.found
+    recording = question.recording
     grid = replace(grid, scenario=question.scenario, dcs=tuple(places(text, recording) for text in maps))
     return [grid] if scenarios is None else grids_of(scenarios, grid, lambda text: places(text, recording), str(path))
 
@@ -339,7 +339,7 @@ def _on_network(grids: list[Grid], question: Question, tiers: tuple[str, ...], w
             "--tier is about the tiers of a network, without named scenarios.",
             hint="add --network n.toml, and leave --scenario out",
         )
-    return over_tiers(grids[0], network, tiers, question.found)
+    return over_tiers(grids[0], network, tiers, question.recording)
 
 
 def _form(path: Path) -> Callable[..., bytes]:

@@ -84,14 +84,14 @@ def validate(
     with ProgressBar(quiet=quiet) as progress:
         opened = [open_run([path], progress) for path in (run, memory_from) if path is not None]
         other = None if costs_from is None else open_run([costs_from], progress)
-    found = [reconstruct(each, step=step if each is opened[0] else None, pipeline=pipeline) for each in opened]
+    recordings = [reconstruct(each, step=step if each is opened[0] else None, pipeline=pipeline) for each in opened]
 
     def slowed(one: Reconstruction) -> Reconstruction:
         return one if costs_from is None or other is None else borrow_slowdown(one, other, costs_from)
 
-    found[0], _ = asked_pipelines(opened[0], slowed(found[0]), slowed)
+    recordings[0], _ = asked_pipelines(opened[0], slowed(recordings[0]), slowed)
     with ProgressBar(quiet=quiet, doing="predicting", of="rows") as progress:
-        done = compare(Sources(*found), measurements, progress)
+        done = compare(Sources(*recordings), measurements, progress)
     names = [str(path) for path in (run, memory_from) if path is not None]
     facts = validation_facts(
         names,
@@ -102,7 +102,7 @@ def validate(
     form = render_json(done, facts) if as_json else render_text(done, facts, verbose=verbose)
     print_result(form.decode())
     if not as_json:
-        several = found[0].pipeline.observed.shape.chunks > 1
+        several = recordings[0].pipeline.observed.shape.chunks > 1
         names_to_try = OBSERVED if several else "1f1b,geopipe"
         next_step(f"tracetool replay {shlex.quote(str(run))} --schedule {names_to_try}", quiet=quiet)
     _check(done, limits)

@@ -133,7 +133,7 @@ def estimate(job: Job, choice: NetworkChoice | None = None, timings: LayerTiming
         BadTopology: If the job does not fit on the network.
     """
     job.training.check(job.model, job.device)
-    with told_of(job):
+    with naming(job):
         transports = transports_of(job.device, job.training, job.network or choice)
     lines = [_replayed(job, over, timings, messages=(job.network or choice) is not None) for over in transports]
     return max(lines, key=lambda line: line.step_ns)
@@ -161,7 +161,7 @@ def _replayed(job: Job, over: Transport, timings: LayerTimings | None, *, messag
 
 
 @contextmanager
-def told_of(job: Job) -> Iterator[None]:
+def naming(job: Job) -> Iterator[None]:
     """Name the job, of several, that does not fit on a network.
 
     Raises:

@@ -9,7 +9,7 @@ from collections import defaultdict
 from operator import add
 from typing import TYPE_CHECKING
 
-from tracetool.estimates.estimating import Estimate, told_of
+from tracetool.estimates.estimating import Estimate, naming
 from tracetool.estimates.form import OrderKey, form_of
 from tracetool.estimates.stages import JobCosts
 from tracetool.estimates.transport import placed
@@ -48,7 +48,7 @@ def estimate_many(jobs: Sequence[Job], choice: NetworkChoice, progress: Progress
     for number, job in enumerate(jobs):
         training = job.training
         training.check(job.model, job.device)
-        with told_of(job):
+        with naming(job):
             unlike = placed(job.network or choice, training.degrees)
         for over in unlike:
             places = () if training.messages_hold_up else over.places

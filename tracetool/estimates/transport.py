@@ -217,8 +217,8 @@ def placed(choice: NetworkChoice, degrees: Degrees) -> tuple[OverTiers, ...]:
         BadTopology: If it does not fit.
     """
     used = fitting(choice, degrees)
-    found = seats_of(used.network, used.place(degrees))
-    return tuple(OverTiers(found, line, choice.algorithms) for line in found.lines)
+    seated_at = seats_of(used.network, used.place(degrees))
+    return tuple(OverTiers(seated_at, line, choice.algorithms) for line in seated_at.lines)
 
 
 def links_between(over: Transport, payload_bytes: int, tensor: int) -> Topology:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from tracetool.explore.judge import Judged
     from tracetool.explore.plan import JobPlan, Workload
-    from tracetool.explore.search import Found
+    from tracetool.explore.search import SearchResults
     from tracetool.explore.space import AxisName, Space
 
 CHOICES: Mapping[str, tuple[AxisName, ...]] = {
@@ -89,7 +89,7 @@ class Exploration:
 
     Attributes:
         space: What was searched.
-        found: What the search found.
+        results: What the search found.
         base: The plan that it is compared with.
         alone: Each choice alone, everything else as the base has it.
         one_by_one: All of them, one after another, each kept.
@@ -104,7 +104,7 @@ class Exploration:
     """
 
     space: Space
-    found: Found
+    results: SearchResults
     base: Judged
     alone: tuple[Alternative, ...]
     one_by_one: Alternative
@@ -120,7 +120,7 @@ class Exploration:
     @property
     def best(self) -> Judged | None:
         """The fastest plan that can run."""
-        return self.found.best
+        return self.results.best
 
 
 class Speedup(NamedTuple):
@@ -168,15 +168,15 @@ def explore(
     margin = RIVAL_RATIO if error_ratio is None else error_ratio
     work = work or SearchWork()
     whole = PlanSearch(space, judge, work)
-    found = whole.run(exhaustive=EXHAUSTIVE, rival_ratio=margin)
+    results = whole.run(exhaustive=EXHAUSTIVE, rival_ratio=margin)
     beside = SearchWork(jobs=work.jobs, executor=work.executor, ends=work.ends)
     (base,) = judge.judge([space.base])
-    best = found.best
-    rivals = () if best is None else tuple(_rivals(found, best, margin))
+    best = results.best
+    rivals = () if best is None else tuple(_rivals(results, best, margin))
     others = replace(space, given={**space.given, "schedule": schedules(compared=False)})
     return Exploration(
         space=space,
-        found=found,
+        results=results,
         base=base,
         alone=tuple(_alternative(name, space.only(*axes), judge) for name, axes in CHOICES.items()),
         one_by_one=_one_by_one(space, base, judge),
@@ -186,18 +186,18 @@ def explore(
         deciding=() if best is None else tuple(_deciding(space.workload, best, rivals[:_NEAREST])),
         front=() if best is None else tuple(_front(whole, best, work)),
         crossing_front=() if best is None else tuple(_crossing_front(space.workload, whole, best, work)),
-        turned=() if best is None else tuple(_turned(space.workload, found)),
+        turned=() if best is None else tuple(_turned(space.workload, results)),
         error_ratio=error_ratio,
     )
 
 
 def _alternative(name: str, space: Space, judge: Judge, work: SearchWork | None = None) -> Alternative:
     try:
-        found = PlanSearch(space, judge, work).run()
+        results = PlanSearch(space, judge, work).run()
     except TraceToolError as error:
         return Alternative(name, None, error.message)
-    reason = "" if found.best else ", ".join(found.refused | found.pruned) or "nothing fits"
-    return Alternative(name, found.best, reason)
+    reason = "" if results.best else ", ".join(results.refused | results.pruned) or "nothing fits"
+    return Alternative(name, results.best, reason)
 
 
 def _one_by_one(space: Space, base: Judged, judge: Judge) -> Alternative:
@@ -227,14 +227,14 @@ def _baselines(space: Space, judge: Judge, compared: Mapping[str, JobPlan]) -> I
     yield _alternative("stages in turns (Atlas)", turns, judge)
 
 
-def _rivals(found: Found, best: Judged, margin: float) -> Iterator[Judged]:
+def _rivals(results: SearchResults, best: Judged, margin: float) -> Iterator[Judged]:
     """Of each sort of plans that are within the error of the best one, the fastest."""
-    seen = {_sort(best.plan)}
-    for judged in found.judged:
+    known = {_sort(best.plan)}
+    for judged in results.judged:
         if judged.step_ns > best.step_ns * (1 + margin):
             return
-        if _sort(judged.plan) not in seen:
-            seen.add(_sort(judged.plan))
+        if _sort(judged.plan) not in known:
+            known.add(_sort(judged.plan))
             yield judged
 
 
@@ -250,8 +250,8 @@ def _front(whole: PlanSearch, best: Judged, work: SearchWork) -> Iterator[Judged
         if now is None or work.is_over:
             return
         yield now
-        found = whole.run(hbm_bytes=int(now.peak_hbm_bytes * _LESS_MEMORY))
-        now = found.best
+        lighter = whole.run(hbm_bytes=int(now.peak_hbm_bytes * _LESS_MEMORY))
+        now = lighter.best
 
 
 def _crossing_front(workload: Workload, whole: PlanSearch, best: Judged, work: SearchWork) -> Iterator[Judged]:
@@ -299,8 +299,8 @@ def _deciding(workload: Workload, best: Judged, rivals: Sequence[Judged]) -> Ite
         yield turning.get(number, Deciding(rival, "", rival.plan.training.devices))
 
 
-def _turned(workload: Workload, found: Found) -> Iterator[Turned]:
-    plans = [judged.plan for judged in found.judged[:_RECHECKED]]
+def _turned(workload: Workload, results: SearchResults) -> Iterator[Turned]:
+    plans = [judged.plan for judged in results.judged[:_RECHECKED]]
     for figure, change, other in figures_off(workload):
         done = Judge(other).judge(plans)
         winner = min((one for one in done if one.runs), key=lambda one: one.step_ns, default=done[0])

@@ -109,16 +109,16 @@ def candidates(space: Space) -> Candidates:
     Args:
         space: The space.
     """
-    found = Candidates()
+    listed = Candidates()
     for degrees in degrees_of(space):
-        for rule in _placements(space, degrees, found.left_out):
+        for rule in _placements(space, degrees, listed.left_out):
             seated = seats(space.workload.choice.network, rule, degrees)
-            for plan in _plans(space, degrees, rule, found.left_out):
-                orders = _orders(space, plan.training, seated, found.left_out)
-                uses = tuple(_uses(space, plan.training, seated, found.left_out))
+            for plan in _plans(space, degrees, rule, listed.left_out):
+                orders = _orders(space, plan.training, seated, listed.left_out)
+                uses = tuple(_uses(space, plan.training, seated, listed.left_out))
                 if orders and uses:
-                    found.bases.append(Base(plan, orders, uses))
-    return found
+                    listed.bases.append(Base(plan, orders, uses))
+    return listed
 
 
 def degrees_of(space: Space) -> Iterator[Degrees]:
@@ -138,19 +138,19 @@ def degrees_of(space: Space) -> Iterator[Degrees]:
 def _placements(space: Space, degrees: Degrees, left_out: Counter[str]) -> Iterator[str]:
     """Rules by which ranks sit on other devices each time."""
     network = space.workload.choice.network
-    seen = set()
+    known = set()
     for rule in space.values("placement"):
         short = _short(rule, degrees)
-        if short in seen:
+        if short in known:
             continue
-        seen.add(short)
+        known.add(short)
         try:
             where = tuple(map(tuple, offsets(degrees, network, rule).values()))
         except (BadTopology, UnknownName):
             left_out["placements that do not fit"] += 1
             continue
-        if where not in seen:
-            seen.add(where)
+        if where not in known:
+            known.add(where)
             yield rule
 
 
@@ -192,10 +192,10 @@ def _orders(space: Space, training: Training, seated: Seats, left_out: Counter[s
         space.values("schedule"), tuple(v for v in space.values("chunks") if layers % v == 0), space.values("depth"),
         space.values("p2p"),
     )  # fmt: skip
-    found, absent = _orders_of(*asked, training.stages, training.microbatches, boundaries_of(seated, seated.network))
+    orders, absent = _orders_of(*asked, training.stages, training.microbatches, boundaries_of(seated, seated.network))
     if absent:
         left_out["orders that do not exist for their shape"] += absent
-    return found
+    return orders
 
 
 @lru_cache(maxsize=4096)
@@ -208,7 +208,7 @@ def _orders_of(
     microbatches: int,
     boundaries: tuple[int, ...],
 ) -> tuple[tuple[PlanOrder, ...], int]:
-    found: list[PlanOrder] = []
+    orders: list[PlanOrder] = []
     absent = 0
     for name in schedules:
         kind = kind_of(name)
@@ -217,17 +217,17 @@ def _orders_of(
             continue
         for wide in chunks:
             fits = wide == 1 if kind.least_chunks == 1 else wide >= 2 and (kind.placement == "loop" or wide == 2)
-            if not fits or (ranks == 1 and (wide > 1 or found)):
+            if not fits or (ranks == 1 and (wide > 1 or orders)):
                 continue
             if not _exists(name, ranks, microbatches):
                 absent += 1
                 continue
             extras = _extras(name, depths, ranks, microbatches, boundaries)
-            found += (
+            orders += (
                 PlanOrder("" if name == default_order(wide) else name, wide, extra, mode)
                 for extra, mode in product(extras, _modes(name, wide, modes if ranks > 1 else modes[:1]))
             )
-    return tuple(dict.fromkeys(found)), absent
+    return tuple(dict.fromkeys(orders)), absent
 
 
 def _exists(name: str, ranks: int, microbatches: int) -> bool:

@@ -50,7 +50,7 @@ def outer_bytes(workload: Workload, bases: Sequence[Base], needed: Sequence[bool
     """
     import numpy as np
 
-    found = np.zeros(len(needed), np.int64)
+    outer = np.zeros(len(needed), np.int64)
     at = 0
     for base in bases:
         known: dict[tuple[int, str], int] = {}
@@ -62,8 +62,8 @@ def outer_bytes(workload: Workload, bases: Sequence[Base], needed: Sequence[bool
             if placed not in known:
                 plan = replace(base.plan, training=order.of(base.plan.training))
                 known[placed] = tier_bytes(workload, plan)[-1]
-            found[uses] = known[placed]
-    return found
+            outer[uses] = known[placed]
+    return outer
 
 
 _GROUPS: dict[tuple[str, ...], Group] = {("cp", "ep", "dp"): "gradients", ("cp", "dp"): "expert_gradients"}
@@ -73,7 +73,7 @@ _GROUPS: dict[tuple[str, ...], Group] = {("cp", "ep", "dp"): "gradients", ("cp",
 def _moved(workload: Workload, plan: JobPlan) -> Iterator[tuple[Sequence[int], float]]:
     """How many edges or pairs of each tier carry how many bytes each."""
     how = plan.training
-    found = seats(workload.choice.network, plan.placement, how.degrees)
+    seated_at = seats(workload.choice.network, plan.placement, how.degrees)
     wide: dict[Group, int] = {
         "tp": how.tensor, "cp": how.context, "ep": how.expert, "gradients": how.data * how.context,
         "expert_gradients": how.data * how.context // how.expert,
@@ -84,14 +84,14 @@ def _moved(workload: Workload, plan: JobPlan) -> Iterator[tuple[Sequence[int], f
                 # Neighbours hand each other messages; the two ends of a pipeline a gradient that both have a half of.
                 one, other = volume.members
                 hop = min(one, other) if abs(one - other) == 1 else max(one, other)
-                yield found.lines[0].hops[hop].pairs, 2 * volume.payload_bytes
+                yield seated_at.lines[0].hops[hop].pairs, 2 * volume.payload_bytes
                 continue
             kind = _GROUPS.get(volume.along) or _kind(name)
             payload = volume.payload_bytes / (1 if volume.stage is None else how.stages)
             if volume.kind == "alltoall":
-                yield found.groups[kind].pairs, payload / wide[kind]
+                yield seated_at.groups[kind].pairs, payload / wide[kind]
             else:
-                yield _ring(found.groups[kind], wide[kind], ROUNDS[volume.kind] * payload)
+                yield _ring(seated_at.groups[kind], wide[kind], ROUNDS[volume.kind] * payload)
 
 
 def _kind(name: str) -> Group:

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from tracetool.estimates.stages import JobCosts
     from tracetool.estimates.transport import OverTiers
     from tracetool.explore.plan import JobPlan, Workload
-    from tracetool.explore.search import Found
+    from tracetool.explore.search import SearchResults
     from tracetool.explore.space import Space
 
 _RECHECKED = 100
@@ -154,13 +154,13 @@ class FailureJudge(Judge):
         Raises:
             BadTopology: If it does not fit on the network.
         """
-        found = super().costs(plan)
+        known = super().costs(plan)
         if not self._failure.slow:
-            return found
+            return known
         sorts = set(_slowness(self.workload, plan, self._failure.slow))
         return [
             (over, costs.slowed(factors))
-            for over, costs in found
+            for over, costs in known
             for crossed, factors in sorts
             if crossed == tuple(hop.crossed for hop in over.line.hops)
         ]
@@ -234,12 +234,14 @@ class Failures:
     least_expected: Weighed | None
 
 
-def weigh_failures(space: Space, found: Found, failures: Sequence[Failure], *, ends: float | None = None) -> Failures:
+def weigh_failures(
+    space: Space, results: SearchResults, failures: Sequence[Failure], *, ends: float | None = None
+) -> Failures:
     """Judge plans in every failure, and search the space in each.
 
     Args:
         space: The space that was searched.
-        found: What the search found while all is whole.
+        results: What the search found while all is whole.
         failures: What may fail.
         ends: When the time is up, of ``time.monotonic``: then plans found so far alone are judged.
 
@@ -247,10 +249,10 @@ def weigh_failures(space: Space, found: Found, failures: Sequence[Failure], *, e
         ScenarioError: If shares of the time are more than all of it, or some failures have one and others have none.
     """
     _check_weights(failures)
-    if found.best is None:
+    if results.best is None:
         return Failures((), None, None, None)
     judges = [FailureJudge(space.workload, failure) for failure in failures]
-    plans = {judged.plan: judged for judged in found.judged[:_RECHECKED]}
+    plans = {judged.plan: judged for judged in results.judged[:_RECHECKED]}
     bests = []
     for judge in judges:
         again = None

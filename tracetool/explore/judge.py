@@ -92,7 +92,7 @@ class Judge:
             BadTopology: If it does not fit on the network.
         """
         model, device, how = self.workload.model, self.workload.device, plan.training
-        found = []
+        costs_of_ways = []
         for transport in self._carrying(plan):
             key = (
                 how.degrees, how.batch, how.recompute, plan.placement, plan.routing_ratio, plan.compression_ratio,
@@ -103,8 +103,10 @@ class Judge:
                     self._parts.clear()
                 self._parts[key] = parts_of(CurveCosts(model, device, how, transport))
             hops = transport.hops_ns(message_bytes(model, how) // how.tensor)
-            found.append((transport, JobCosts(model, device, how, transport, parts=self._parts[key], hops=hops)))
-        return found
+            costs_of_ways.append(
+                (transport, JobCosts(model, device, how, transport, parts=self._parts[key], hops=hops))
+            )
+        return costs_of_ways
 
     def _carrying(self, plan: JobPlan) -> list[OverTiers]:
         key = (
@@ -127,12 +129,12 @@ class Judge:
         lanes: dict[_Form, list[_Lane]] = defaultdict(list)
         for number, plan in enumerate(plans):
             try:
-                found = self.costs(plan)
-                peak = max(found[0][1].peaks_bytes(held_by(OrderKey.of(plan.training))))
+                costs = self.costs(plan)
+                peak = max(costs[0][1].peaks_bytes(held_by(OrderKey.of(plan.training))))
                 if peak > self.workload.hbm_bytes:
                     done[number] = Judged(plan, 0, peak_hbm_bytes=peak, refusal=MEMORY)
                 else:
-                    self._add(number, plan, found, lanes)
+                    self._add(number, plan, costs, lanes)
             except TraceToolError as error:
                 done[number] = Judged(plan, 0, refusal=error.message)
         for form, alike in lanes.items():
@@ -149,11 +151,11 @@ class Judge:
         self,
         number: int,
         plan: JobPlan,
-        found: Sequence[tuple[OverTiers, JobCosts]],
+        of_tiers: Sequence[tuple[OverTiers, JobCosts]],
         lanes: dict[_Form, list[_Lane]],
     ) -> None:
         key, mode = OrderKey.of(plan.training), plan.training.mode
-        for over, costs in found:
+        for over, costs in of_tiers:
             places = () if plan.training.messages_hold_up else over.line.places
             copies = pipelines_sharing(over.line) if places and plan.sharing == "temporal" else 1
             lanes[key, mode, places, copies].append(_Lane(number, self._job(plan), costs))

@@ -117,11 +117,11 @@ def transports(workload: Workload, plan: JobPlan) -> list[OverTiers]:
     Raises:
         BadTopology: If it does not fit on the network.
     """
-    found = seats(workload.choice.network, plan.placement, plan.training.degrees)
+    seated_at = seats(workload.choice.network, plan.placement, plan.training.degrees)
     algorithms: Mapping[Dimension, Algorithm] = {**workload.choice.algorithms, "dp": plan.collectives}
     factor = plan.compression_ratio / plan.routing_ratio
     alone = plan.sharing == "temporal"
-    return [OverTiers(found, line, algorithms, factor, alone) for line in found.lines]
+    return [OverTiers(seated_at, line, algorithms, factor, alone) for line in seated_at.lines]
 
 
 def pipelines_sharing(line: PipelineLine) -> int:

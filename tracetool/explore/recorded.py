@@ -132,8 +132,8 @@ def explore_recording(
     ways = list(space.ways(left_out))
     progress = progress or unasked()
     progress.start(1 + len(ways))
-    alone = Scenario(seated(space.base.choice(space.choice), space.found), space.hbm_bytes)
-    done = sweep(space.found, Grid((space.baseline,), alone), knees=False, jobs=1, progress=Silent())
+    alone = Scenario(seated(space.base.choice(space.choice), space.recording), space.hbm_bytes)
+    done = sweep(space.recording, Grid((space.baseline,), alone), knees=False, jobs=1, progress=Silent())
     base = RecordedPlan(space.base, done.points[0])
     progress.advance(1)
     plans: list[RecordedPlan] = []
@@ -179,13 +179,13 @@ def _swept(
     if way.chunks is not None:
         names = tuple(name for name in names if kind_of(name).least_chunks > 1)
     grid = Grid(names, scenario, extra_forwards=space.values("depth"), overlaps=space.overlaps)
-    found = space.found
+    recording = space.recording
     if way.microbatch is not None and space.sizes is not None and space.scaling is not None:
-        found = replace(found, pipeline=space.scaling.at(replace(space.sizes, sequences=way.microbatch)))
+        recording = replace(recording, pipeline=space.scaling.at(replace(space.sizes, sequences=way.microbatch)))
     points = sweep(
-        found, grid, knees=False, jobs=jobs, executor=executor, chunks=way.chunks, progress=Silent(), beside=()
+        recording, grid, knees=False, jobs=jobs, executor=executor, chunks=way.chunks, progress=Silent(), beside=()
     ).points
-    return points if found is space.found else [_scaled(point) for point in points]
+    return points if recording is space.recording else [_scaled(point) for point in points]
 
 
 def _scaled(point: SweepPoint) -> SweepPoint:
@@ -196,7 +196,7 @@ def _scaled(point: SweepPoint) -> SweepPoint:
 
 
 def _chosen(space: RecordedSpace, plans: Sequence[RecordedPlan]) -> Chosen[SweepPoint]:
-    return choose([plan.point for plan in plans], recorded_test(space.found.pipeline), space.baseline)
+    return choose([plan.point for plan in plans], recorded_test(space.recording.pipeline), space.baseline)
 
 
 def _changed(

@@ -31,7 +31,7 @@ _FIRST, _MOST = 64, 1024
 
 
 @dataclass(frozen=True)
-class Found:
+class SearchResults:
     """What a search found.
 
     Attributes:
@@ -112,7 +112,7 @@ class PlanSearch:
         crossing_bytes: int | None = None,
         exhaustive: int = 0,
         rival_ratio: float = 0.0,
-    ) -> Found:
+    ) -> SearchResults:
         """Find the fastest plan.
 
         Args:
@@ -121,13 +121,13 @@ class PlanSearch:
             exhaustive: Up to so many candidates are replayed whole.
             rival_ratio: Plans are replayed that may be slower than the best one by this.
         """
-        told = self._work.progress
+        progress = self._work.progress
         room = self._judge.workload.hbm_bytes if hbm_bytes is None else hbm_bytes
         fits = self._bounds.memory_bytes <= room
         order = np.flatnonzero(fits if crossing_bytes is None else fits & (self._outer_bytes <= crossing_bytes))
         order = order[np.argsort(self._least[order], kind="stable")]
-        told.start(self.size)
-        told.advance(self.size - len(order))
+        progress.start(self.size)
+        progress.advance(self.size - len(order))
         judged: list[tuple[int, Judged]] = []
         refused: Counter[str] = Counter()
         best: int | None = None
@@ -148,11 +148,11 @@ class PlanSearch:
                     best = done.step_ns
                     self._work.best_so_far(best)
             at += len(some)
-            told.advance(len(some))
+            progress.advance(len(some))
             size = min(2 * size, _MOST)
         self._file.write(self._bounds, self._done, now=True)
         without = Counter({MEMORY: self.size - int(fits.sum()), CROSSING: int(fits.sum()) - len(order)})
-        return self._found(judged, refused, order[at:], without, None if best is None else best * (1 + rival_ratio))
+        return self._results(judged, refused, order[at:], without, None if best is None else best * (1 + rival_ratio))
 
     def _replayed(self, rows: list[int]) -> list[int]:
         """Rows, of which those that were not are replayed."""
@@ -161,21 +161,21 @@ class PlanSearch:
         self._file.write(self._bounds, self._done)
         return rows
 
-    def _found(
+    def _results(
         self,
         judged: list[tuple[int, Judged]],
         refused: Counter[str],
         rest: Int64s,
         without: Counter[str],
         limit: float | None,
-    ) -> Found:
+    ) -> SearchResults:
         judged.sort(key=lambda pair: (pair[1].step_ns, pair[0]))
         cut = rest[self._least[rest] > limit] if limit is not None else rest[:0]
         by_link = int((self._bounds.link_ns[cut] > self._bounds.compute_ns[cut]).sum())
         pruned = Counter({"compute": len(cut) - by_link, "busiest link": by_link}) + without
         best = judged[0][1].step_ns if judged else 0
         left = len(rest) - len(cut)
-        return Found(
+        return SearchResults(
             judged=tuple(done for _, done in judged),
             candidates=self.size,
             replayed=len(judged),
@@ -189,7 +189,7 @@ class PlanSearch:
 
 def search(
     space: Space, judge: Judge | None = None, *, exhaustive: int = EXHAUSTIVE, rival_ratio: float = RIVAL_RATIO
-) -> Found:
+) -> SearchResults:
     """Find the fastest plan of a space.
 
     Args:

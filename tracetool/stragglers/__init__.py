@@ -156,8 +156,8 @@ def find_stragglers(run: Run, step: int | None = None, progress: Progress | None
         TraceToolError: If no step can be reconstructed.
     """
     account = Account()
-    found = job_steps(run, step, account)
-    result = stragglers_of(found, account.notes, progress)
+    steps = job_steps(run, step, account)
+    result = stragglers_of(steps, account.notes, progress)
     return replace(result, notes=(*result.notes, *_notes(result)))
 
 
@@ -300,7 +300,7 @@ class _Replays:
 def _candidates(steps: Sequence[JobStep]) -> list[_Candidate]:
     """What can be equalized on its own; ranks only where they are not stages by another name."""
     all_places = places(steps)
-    found: list[_Candidate] = []
+    candidates: list[_Candidate] = []
     for axis in _AXES:
         values = list(dict.fromkeys(value for where in all_places if (value := getattr(where, axis)) is not None))
         pairs = {(where.rank, where.stage) for where in all_places}
@@ -308,8 +308,8 @@ def _candidates(steps: Sequence[JobStep]) -> list[_Candidate]:
             pairs
         )
         if len(values) > 1 and not is_stage:
-            found += [_Candidate(axis, str(value), value) for value in values]
-    return found
+            candidates += [_Candidate(axis, str(value), value) for value in values]
+    return candidates
 
 
 def _others(belongs: Callable[[Where], bool]) -> Callable[[Where], bool]:
@@ -320,13 +320,13 @@ def _notes(result: Stragglers) -> list[Notice]:
     over = "ranks, stages, microbatches and steps"
     if len(result.steps) == 1:
         over = "ranks, stages and microbatches of this step alone (over more steps its equalized time may differ)"
-    told = (
+    sentence = (
         "equalized: compute takes the mean of its kind, communication the median of its transfer times, over "
         f"{over}; the work stays the same, so uneven stages (a head, more layers) count, too",
         "a slowdown compares steps without host gaps ahead of and after the pipeline; ranks that wait for each other "
         "inside a compute (tensor parallel) share its time",
     )
-    notes = [Notice(NoticeCode.EQUALIZED, text) for text in told]
+    notes = [Notice(NoticeCode.EQUALIZED, text) for text in sentence]
     if abs(result.fidelity_ratio) > _FIDELITY:
         notes.insert(
             0,

@@ -110,10 +110,10 @@ def collectives_around(
         "ends": [b.end_ns for *_, b in places],
         "every": any(rank in waits.unmatched for _, rank, _ in places),
     }
-    found: dict[int, dict[int, list[RankCollective]]] = {step: defaultdict(list) for step in bounds}
+    of_steps: dict[int, dict[int, list[RankCollective]]] = {step: defaultdict(list) for step in bounds}
     for step, rank, *row in run.rows(_COLLECTIVES_SQL, parameters):
-        found[step][rank].append(waits.collective(rank, *row))
-    return found
+        of_steps[step][rank].append(waits.collective(rank, *row))
+    return of_steps
 
 
 def leading_of(collectives: Sequence[RankCollective], bounds: Bounds) -> list[RankCollective]:
@@ -198,7 +198,7 @@ def _between(start: int, end: int, kernels: Spans | None, compute: str) -> list[
     return [part for part in parts if part.duration_ns]
 
 
-def tell_collectives(
+def note_collectives(
     collectives: Mapping[int, Sequence[RankCollective]], bounds: Mapping[int, Bounds], account: Account
 ) -> None:
     """Say which collectives could not be split into waiting and moving, or began too early to be met at."""

@@ -28,8 +28,8 @@ from tracetool.stragglers.around import (
     RankCollective,
     collectives_around,
     leading_of,
+    note_collectives,
     parts_between,
-    tell_collectives,
 )
 from tracetool.stragglers.step import Frame, JobStep, OutsideStretch, numbered
 from tracetool.units import format_count, format_ranges
@@ -69,7 +69,7 @@ def job_steps(run: Run, step: int | None, account: Account) -> list[JobStep]:
         for batch in _batches(usable, numbers, survey)
         for steps in _batch_steps(run, held, batch, numbers, survey, waits)
     ]
-    found: list[JobStep] = []
+    steps_of_job: list[JobStep] = []
     for number in numbers:
         pipelines: list[_PipelineStep] = []
         for of_pipeline in of_pipelines:
@@ -82,14 +82,14 @@ def job_steps(run: Run, step: int | None, account: Account) -> list[JobStep]:
                 break
             pipelines.append(one)
         else:
-            found.append(_job_step(number, pipelines, survey, account))
-    if not found:
+            steps_of_job.append(_job_step(number, pipelines, survey, account))
+    if not steps_of_job:
         says = command_or_call("tracetool info RUN", "tracetool.reports.recording.findings.find_gaps(run)")
         raise ReconstructError(
             f"none of the steps {format_ranges(numbers)} of {run.name} can be reconstructed.",
             hint=f"{says} says what is missing",
         )
-    return found
+    return steps_of_job
 
 
 class _PipelineStep(NamedTuple):
@@ -183,7 +183,7 @@ def _usable(run: Run, held: Run, survey: Survey, step: int | None, account: Acco
     problem = None
     for number, group in enumerate(survey.pipelines):
         try:
-            found = reconstruct(
+            recorded = reconstruct(
                 run, step=step, pipeline=number, account=Account(),
                 # Of many ranks those of one pipeline are read sooner from their files than found among all.
                 survey=replace(survey, run=held) if survey.run.of_ranks(group.ranks) is survey.run else survey,
@@ -196,10 +196,10 @@ def _usable(run: Run, held: Run, survey: Survey, step: int | None, account: Acco
                 subject=SubjectKind.PIPELINE(number),
             )
             continue
-        for note in found.notes:
+        for note in recorded.notes:
             if note.code is not NoticeCode.PIPELINES_LEFT_OUT and note not in account.notes:
                 account.notes.append(note)
-        usable.append(_Usable(number, group, found.steps))
+        usable.append(_Usable(number, group, recorded.steps))
     if not usable:
         if problem is not None:
             raise problem
@@ -268,7 +268,7 @@ def _job_step(number: int, pipelines: Sequence[_PipelineStep], survey: Survey, a
             begins = [OutsideStretch(HOST, "host", late)] if late and (leading[rank] or not waits) else []
             of_ranks.append(Frame(numbered([*begins, *head]), numbered(tail)))
         frames.append(tuple(of_ranks))
-    tell_collectives(collectives, bounds, account)
+    note_collectives(collectives, bounds, account)
     return JobStep(number, observed, tuple(one.pipeline for one in pipelines), tuple(frames))
 
 

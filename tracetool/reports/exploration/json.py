@@ -155,7 +155,7 @@ class ExplorationFacts:
 
 def exploration_info(done: Exploration, facts: ExplorationFacts, failures: Failures | None = None) -> ExplorationInfo:
     """An exploration as the structs of the schema."""
-    workload, results = done.space.workload, done.found
+    workload, results = done.space.workload, done.results
     best = _gain(done, results.best)
     return as_struct(
         ExplorationInfo,

@@ -44,7 +44,7 @@ def overview_figure(done: Exploration) -> Figure:
 
 
 def _draw_front(axes: Axes, done: Exploration) -> None:
-    every = done.found.judged
+    every = done.results.judged
     axes.scatter(
         [one.peak_hbm_bytes / 2**30 for one in every], [one.step_ns / 1e9 for one in every], 10, GREY, alpha=0.5,
         label="replayed",

@@ -205,7 +205,7 @@ def _rivals(done: Exploration, best: Judged, *, verbose: bool) -> list[str]:
 
 def searched(done: Exploration) -> list[str]:
     """What was looked at, and what was not replayed and why."""
-    results = done.found
+    results = done.results
     pruned = ", ".join(f"{count:,} by {name}" for name, count in results.pruned.items())
     lines = [
         f"  {results.candidates:,} candidates, {results.replayed:,} replayed; not replayed: {pruned or 'none'}"
@@ -224,7 +224,7 @@ def searched(done: Exploration) -> list[str]:
 
 def nothing(done: Exploration) -> str:
     """Why no plan can run."""
-    results = done.found
+    results = done.results
     why = {**results.refused, **results.pruned}
     reasons = ", ".join(f"{count:,} by {name}" for name, count in sorted(why.items(), key=lambda pair: -pair[1])[:3])
     return f"No plan of {results.candidates:,} can run: {reasons or 'the space is empty'}."

@@ -169,12 +169,12 @@ def details(answer: Answer) -> tuple[Details, ...]:
         for line in result_details(answer, result):
             by_line.setdefault(line, []).append(at)
     cards: dict[tuple[int, ...], list[str]] = {(at,): [] for at in range(len(results))}
-    for line, told_of in by_line.items():
-        cards.setdefault(tuple(told_of), []).append(line)
+    for line, places in by_line.items():
+        cards.setdefault(tuple(places), []).append(line)
     names = [result_name(result) for result in results]
     return tuple(
-        Details("all" if len(told_of) == len(results) > 1 else ", ".join(names[at] for at in told_of), tuple(lines))
-        for told_of, lines in cards.items()
+        Details("all" if len(places) == len(results) > 1 else ", ".join(names[at] for at in places), tuple(lines))
+        for places, lines in cards.items()
         if lines
     )
 
