@@ -101,7 +101,7 @@ class RecordedSpace:
     """What is searched.
 
     Attributes:
-        found: The recording.
+        recording: The recording.
         choice: The fleet; its placement and algorithms are what the recorded job is taken to have there.
         given: Values of axes that were fixed or listed.
         left: Axes that stay as the recording and the fleet's file have them.
@@ -113,7 +113,7 @@ class RecordedSpace:
         ScenarioError: If an axis is none of a recording's, or both given and left.
     """
 
-    found: Reconstruction
+    recording: Reconstruction
     choice: NetworkChoice
     given: Mapping[AxisName, Values] = field(default_factory=dict)
     left: frozenset[AxisName] = frozenset()
@@ -151,7 +151,7 @@ class RecordedSpace:
     @property
     def baseline(self) -> str:
         """The recorded order by name."""
-        return recorded_schedule(self.found.pipeline.observed, None)
+        return recorded_schedule(self.recording.pipeline.observed, None)
 
     def values(self, axis: AxisName) -> Values:
         """What is tried along an axis; of schedule and depth, the base is what the recording has."""
@@ -161,7 +161,7 @@ class RecordedSpace:
         base: Values = {"schedule": (self.baseline,), "depth": (None,)}.get(axis) or (getattr(self.base, axis),)
         if axis in self.left or axis in _NOT_OWN:
             return base
-        pipeline = self.found.pipeline
+        pipeline = self.recording.pipeline
         own: Mapping[str, Values] = {
             "placement": placement_rules(self.choice.network),
             "schedule": tuple(default_schedules(pipeline.observed)),
@@ -176,14 +176,14 @@ class RecordedSpace:
         """Other sizes of microbatches of as many tokens a step, at the recorded length of sequences."""
         if self.sizes is None:
             return ()
-        tokens = self.sizes.tokens * self.found.pipeline.observed.shape.microbatches
+        tokens = self.sizes.tokens * self.recording.pipeline.observed.shape.microbatches
         alike = (size for size in equal_sizes(self.sizes, tokens) if size.length == self.sizes.length)
         return tuple(size for size in alike if size != self.sizes)
 
     @cached_property
     def scaling(self) -> SizesScaling | None:
         """How costs follow the sizes of microbatches; None if these are not known."""
-        return None if self.sizes is None else scaling_of(self.found, self.sizes)
+        return None if self.sizes is None else scaling_of(self.recording, self.sizes)
 
     def ways(self, left_out: Counter[str]) -> Iterator[tuple[RecordedWay, Scenario]]:
         """Everything that is tried beside schedule and depth, each once, that of the base first if it is among them.
@@ -199,7 +199,7 @@ class RecordedSpace:
         tried = [RecordedWay(*values) for values in product(*(self.values(axis) for axis in WAY_AXES))]
         for way in sorted(tried, key=lambda way: way != self.base):
             try:
-                topology = seated(way.choice(self.choice), self.found)
+                topology = seated(way.choice(self.choice), self.recording)
             except (BadTopology, UnknownName) as error:
                 left_out["placements that do not fit"] += 1
                 trouble = error
@@ -220,7 +220,7 @@ class RecordedSpace:
         if self.sizes is None or way.microbatch is None:
             return None
         microbatches, rest = divmod(
-            self.sizes.sequences * self.found.pipeline.observed.shape.microbatches, way.microbatch
+            self.sizes.sequences * self.recording.pipeline.observed.shape.microbatches, way.microbatch
         )
         if rest or not microbatches:
             raise ScenarioError(
