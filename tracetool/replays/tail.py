@@ -65,7 +65,19 @@ def run_visits(
         visits: Per rank, what it does in order.
         serve: Gives the end of a collective that its ranks begin at a time; called once per meeting.
     """
+    if all(visit.meet is None and visit.use is None for of_rank in visits for visit in of_rank):
+        return [_apart(start_ns, of_rank) for start_ns, of_rank in zip(starts_ns, visits, strict=True)]
     return _Run(starts_ns, visits, serve).run()
+
+
+def _apart(now_ns: int, visits: Sequence[Visit]) -> list[Span]:
+    """The visits of a rank that waits for nobody, one after another."""
+    spans = []
+    for visit in visits:
+        start_ns = now_ns if visit.earliest_ns is None else max(now_ns, visit.earliest_ns)
+        now_ns = start_ns + visit.duration_ns
+        spans.append(Span(start_ns, now_ns))
+    return spans
 
 
 class _Run:
