@@ -34,7 +34,7 @@ def judged(*steps: Step, hbm: bool = True) -> Answer:
             base,
             schedule=name,
             feasible=feasible,
-            shortage=Shortage(1, step_ms * GIB, Violation(1, 0, None)) if feasible is False else None,
+            shortage=Shortage(1, step_ms * GIB, Violation(1, 0, None), (0, 1)) if feasible is False else None,
             metrics=replace(base.metrics, step_ns=step_ms * MS, peak_hbm_bytes=(GIB, GIB)),
             known_error=None if error is None else KnownError(error, 0.0, base.replayed.topology, base.microbatches),
         )

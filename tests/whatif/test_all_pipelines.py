@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from helpers import synthetic
 from helpers.made_job import MadeJob, Simulated, simulate
 from helpers.made_traces import write_job
 from helpers.notices import texts
@@ -17,7 +18,8 @@ from tracetool.cli import run as command
 from tracetool.costs.rescaled import with_faster_compute
 from tracetool.errors import ScenarioError
 from tracetool.model.job import AlikePipelines, SortedPipelines
-from tracetool.model.notice import NoticeCode
+from tracetool.model.notice import NoticeCode, SubjectKind
+from tracetool.model.pipeline import JobPipelines
 from tracetool.reconstruction.job import (
     KEPT_PIPELINES,
     WholeJob,
@@ -204,10 +206,12 @@ def test_every_face_replays_all_pipelines_alike(
     validated = _asked(capsys, "validate", straggling.path, measured, "--all-pipelines")
     best = tt.advise(whole, scenario, "1f1b").best
     assert best is not None
+    explained = _asked(capsys, "explain", straggling.path, *asked, *WAN)
+    assert explained["global_ranks"] == result["slowest"]["global_ranks"], "idle time is of the one that sets the step"
     steps = {
         "sweep": _asked(capsys, "sweep", straggling.path, *asked, *FIGURES, "--no-knees")["points"][0]["step_ns"],
         "advise": _asked(capsys, "advise", straggling.path, *asked, *WAN)["best"]["step_ns"],
-        "explain": _asked(capsys, "explain", straggling.path, *asked, *WAN)["step_ns"],
+        "explain": explained["step_ns"],
         "report": json.loads(page.read_text())["results"][0]["step_ns"],
         "validate": round(validated["rows"][0]["predicted_ms"] * 1e6) - (whole.pipeline.outside_ns or 0),
         "tt.answer": tt.answer(whole, "1f1b", scenario).results[0].step_ns,
@@ -249,6 +253,31 @@ def test_what_an_explanation_removes_it_removes_of_all_pipelines(straggling: _Ma
     for cause in both[0].keys() & both[1].keys():
         assert both[0][cause] > 1.05 * both[1][cause], cause
     assert (joined.without_any.step_ns or 0) > 1.05 * (alone.without_any.step_ns or 0)
+
+
+def test_a_pipeline_that_does_not_set_the_step_may_lack_memory() -> None:
+    """Of two, the first computes twice as long, and the other holds 50 bytes more at rest.
+
+    1F1B of two stages holds two activations of 10 bytes on its first rank: 120 and 170 bytes, against 155.
+    """
+    long, full = (
+        synthetic.pipeline(
+            2, 4, factor * 1_000_000, factor * 2_000_000, p2p="posted-ahead", activation_bytes=10,
+            static_bytes=[rest, rest],
+        )
+        for factor, rest in ((2, 100), (1, 150))
+    )  # fmt: skip
+    full = replace(full, ranks=tuple(replace(profile, rank=profile.rank + 2) for profile in full.ranks))
+    kinds = SortedPipelines((AlikePipelines((0,), 0.0), AlikePipelines((1,), 0.0)))
+    whole = synthetic.found(replace(long, job=JobPipelines(kinds, (long, full), (0, 1), (0, 1), 0)))
+    result = tt.answer(whole, "1f1b", synthetic.scenario(hbm_bytes=155)).baseline
+    assert result.slowest_pipeline == 0
+    assert result.feasible is False
+    assert result.shortage is not None
+    assert (result.shortage.global_rank, result.shortage.missing_bytes) == (2, 15)
+    (point,) = tt.sweep(whole, tt.Grid(("1f1b",), synthetic.scenario(), hbm_bytes=(155,)), knees=False).points
+    assert (point.step_ns, point.feasible) == (result.step_ns, False)
+    assert point.remarks[0].subject == SubjectKind.RANK(2)
 
 
 def test_a_pipeline_that_was_changed_by_itself_is_refused(straggling: _Made) -> None:

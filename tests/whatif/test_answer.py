@@ -168,7 +168,7 @@ def test_memory_below_1f1b_is_infeasible_by_exact_bytes(missing: int) -> None:
         # With so much missing that p - 1 activations do not fit either, an earlier one is.
         nth = P - 1 - (missing - 1) // HELD
         first = next(op for op in result.timeline.computes() if (op.rank, op.kind, op.microbatch) == (0, "F", nth))
-        assert result.shortage == Shortage(rank=0, missing_bytes=missing, first=Violation(0, nth * F, first))
+        assert result.shortage == Shortage(0, missing, Violation(0, nth * F, first), tuple(range(P)))
     assert done.results[1].extra_forwards == (0,) * P
     (told,) = texts(done.results[1].remarks, NoticeCode.WARM_UP)
     assert "1F1B" in told
@@ -178,7 +178,7 @@ def test_the_shortage_is_that_of_the_rank_that_lacks_most() -> None:
     """Peaks 100 + 3*10, 150 + 2*10 and 175 + 1*10 against 140: rank 1 holds 150 before anything runs."""
     pipe = pipeline(3, 6, F, B, p2p="posted-ahead", activation_bytes=10, static_bytes=[100, 150, 175])
     result = only(answer(found(pipe), ["1f1b"], scenario(hbm_bytes=140)))
-    assert result.shortage == Shortage(rank=2, missing_bytes=45, first=Violation(1, 0, None))
+    assert result.shortage == Shortage(rank=2, missing_bytes=45, first=Violation(1, 0, None), global_ranks=(0, 1, 2))
 
 
 def test_the_first_violation_in_time_is_named_whoever_lacks_most() -> None:

@@ -209,6 +209,11 @@ class Explanation(Pictured):
         return f"<Explanation of {self.name}: {format_duration(self.metrics.step_ns)}, idle by {causes or 'nothing'}>"
 
     @property
+    def global_ranks(self) -> tuple[int, ...]:
+        """Global rank of each pipeline rank: of several that are replayed together, those of the one explained."""
+        return (self.answer.observed if self.is_recorded else self.answer.results[0].timeline).global_ranks
+
+    @property
     def idle_ns(self) -> int:
         """How long ranks run no action in the step, mean over ranks: in its window, and after it."""
         return self.metrics.bubble_ns + self.metrics.step_ns - self.metrics.window_ns

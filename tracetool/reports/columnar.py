@@ -173,7 +173,7 @@ def _(result: Answer) -> dict[str, pa.Table]:
 
 @_tables.register(Explanation)
 def _(result: Explanation) -> dict[str, pa.Table]:
-    ranks = result.answer.observed.global_ranks
+    ranks = result.global_ranks
     causes: list[TableRow] = [
         (
             {

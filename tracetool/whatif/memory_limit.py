@@ -37,11 +37,18 @@ class Shortage:
         rank: The pipeline rank that lacks most.
         missing_bytes: How much it lacks.
         first: The first violation in time, on whatever rank.
+        global_ranks: Ranks of the pipeline that lacks it: of several that are replayed together, the first one.
     """
 
     rank: int
     missing_bytes: int
     first: Violation
+    global_ranks: tuple[int, ...]
+
+    @property
+    def global_rank(self) -> int:
+        """The global rank that lacks most."""
+        return self.global_ranks[self.rank]
 
 
 PEAK_ERROR_RATIO = SEEN.given_peak_ratio
@@ -91,7 +98,8 @@ def find_shortage(timeline: Timeline, metrics: Metrics, scenario: Scenario) -> S
         _first_violation(timeline, rank, limit - (metrics.overhead_bytes[rank] or 0))
         for rank, _ in _over(metrics, scenario)
     )
-    return Shortage(*lacking, min(firsts, key=lambda violation: (violation.at_ns, violation.rank)))
+    first = min(firsts, key=lambda violation: (violation.at_ns, violation.rank))
+    return Shortage(*lacking, first, timeline.global_ranks)
 
 
 def _over(metrics: Metrics, scenario: Scenario) -> list[tuple[int, int]]:

@@ -261,7 +261,7 @@ def _memory(advice: Advice, best: Plan) -> str:
     of = f"no limit given ({Option.HBM})" if limit is None else f"limit {format_size(limit)}"
     if best.needed_bytes is None:
         return f"unknown, {of}: not checked"
-    rank = advice.asked.answer.observed.global_ranks[needed.index(best.needed_bytes)]
+    rank = best.result.timeline.global_ranks[needed.index(best.needed_bytes)]
     near = ": so close to it that it may not fit" if is_near_the_limit(best.result.metrics, advice.scenario) else ""
     return f"needs {format_size(best.needed_bytes)} on rank {rank}, {of}{near}"
 
@@ -272,7 +272,7 @@ def _nearest(advice: Advice) -> list[str]:
         return []
     missing, plan = min(lacking, key=lambda plan_lacking: (plan_lacking[0], plan_lacking[1].step_ns))
     shortage = plan.result.shortage
-    rank = advice.asked.answer.observed.global_ranks[shortage.rank] if shortage is not None else 0
+    rank = shortage.global_rank if shortage is not None else 0
     return [
         _headline("nearest", f"{plan.label}: rank {rank} lacks {format_size(missing)} ({missing:,} bytes)"),
         _headline("binds", "HBM"),

@@ -221,14 +221,14 @@ def _details(answer: Answer) -> list[str]:
     return lines
 
 
-def shortage_lines(shortage: Shortage, global_ranks: Sequence[int]) -> list[str]:
+def shortage_lines(shortage: Shortage) -> list[str]:
     """Who lacks most, and who exceeds the limit first."""
     first = shortage.first
     running = f"with {first.op.text}" if first.op else "before its first action"
     return [
-        f"does not fit: rank {global_ranks[shortage.rank]} lacks {format_size(shortage.missing_bytes)} "
+        f"does not fit: rank {shortage.global_rank} lacks {format_size(shortage.missing_bytes)} "
         f"({shortage.missing_bytes:,} bytes)",
-        f"first exceeded on rank {global_ranks[first.rank]} after {format_duration(first.at_ns)}, {running}",
+        f"first exceeded on rank {shortage.global_ranks[first.rank]} after {format_duration(first.at_ns)}, {running}",
     ]
 
 
@@ -250,7 +250,7 @@ def result_details(answer: Answer, result: Result) -> list[str]:
         beyond = ["?" if size is None else format_size(size) for size in result.metrics.overhead_bytes]
         lines.append(f"needed beyond it, as measured: {', '.join(beyond)}{_of_all(answer, result)}")
     if result.shortage is not None:
-        lines += shortage_lines(result.shortage, result.timeline.global_ranks)
+        lines += shortage_lines(result.shortage)
     if not is_baseline(answer, result):
         lines += _reductions(answer, result)
     return lines

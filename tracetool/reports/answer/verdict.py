@@ -261,8 +261,7 @@ def fit_of(answer: Answer, result: Result) -> str:
     if result.feasible is None:
         return "not checked"
     if result.shortage is not None:
-        rank = answer.observed.global_ranks[result.shortage.rank]
-        return f"rank {rank} lacks {format_size(result.shortage.missing_bytes)}"
+        return f"rank {result.shortage.global_rank} lacks {format_size(result.shortage.missing_bytes)}"
     near = is_near_the_limit(result.metrics, answer.scenario) or answer.scenario.activation_bytes is not None
     return "may fit" if near else "fits"
 

@@ -111,7 +111,7 @@ class ExplanationInfo(Head, kw_only=True):
 def explanation_info(explained: Explanation, facts: RunFacts) -> ExplanationInfo:
     """The explanation as the structs of the schema."""
     metrics, answer = explained.metrics, explained.answer
-    words = PathWords(answer.observed.global_ranks)
+    words = PathWords(explained.global_ranks)
     return as_struct(
         ExplanationInfo,
         explained,
@@ -119,6 +119,7 @@ def explanation_info(explained: Explanation, facts: RunFacts) -> ExplanationInfo
         answer.observed,
         facts,
         run=facts.name,
+        global_ranks=list(explained.global_ranks),
         subject="observed" if explained.is_recorded else "replayed",
         schedule=explained.name,
         links=link_infos(answer.scenario.topology),

@@ -40,7 +40,7 @@ def render_text(explained: Explanation, facts: RunFacts, width: int, *, verbose:
         width: Columns.
         verbose: Also what causes mean, the critical path, and all notes.
     """
-    words = PathWords(explained.answer.observed.global_ranks)
+    words = PathWords(explained.global_ranks)
     warnings = [f"warning: {text}" for text in explained.answer.warnings]
     sentences, inside = [*warnings, *idle_sentences(explained)], [*_inside(explained)]
     if not verbose:

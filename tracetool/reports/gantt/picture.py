@@ -181,8 +181,7 @@ def _complaint(result: Result, hbm_bytes: int | None) -> str | None:
         return None
     text = "Does not fit the HBM limit" + (f" of {format_size(hbm_bytes)}" if hbm_bytes is not None else "")
     if result.shortage is not None:
-        rank = result.timeline.global_ranks[result.shortage.rank]
-        text += f": rank {rank} lacks {format_size(result.shortage.missing_bytes)}"
+        text += f": rank {result.shortage.global_rank} lacks {format_size(result.shortage.missing_bytes)}"
     return text
 
 
