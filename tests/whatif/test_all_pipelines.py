@@ -314,6 +314,16 @@ def test_what_is_asked_of_one_pipeline_is_refused_of_all(
     assert f"it does not go with {flag}" in " ".join(capsys.readouterr().err.split())
 
 
+def test_one_pipeline_that_is_typed_goes_ahead_of_all_that_are_set(
+    straggling: _Made, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    settings = tmp_path / "x.toml"
+    settings.write_text("all-pipelines = true\n")
+    words = [straggling.path, "--schedule", "1f1b", "--config", settings]
+    assert _asked(capsys, "replay", *words)["pipelines"]["joined"] is True
+    assert _asked(capsys, "replay", *words, "--pipeline", 1)["pipelines"] is None
+
+
 def test_sql_names_the_pipeline_and_the_rank(straggling: _Made, tmp_path: Path) -> None:
     assert (
         command(

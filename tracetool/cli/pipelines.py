@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from tracetool.cli.output import is_given
+from tracetool.cli.settings import ahead_of
 from tracetool.errors import ScenarioError
 
 if TYPE_CHECKING:
@@ -18,7 +19,13 @@ if TYPE_CHECKING:
     from tracetool.store.run import Run
 
 PIPELINE = click.option(
-    "--pipeline", type=click.IntRange(0), default=0, show_default=True, metavar="N", help="Which of several pipelines."
+    "--pipeline",
+    type=click.IntRange(0),
+    default=0,
+    show_default=True,
+    metavar="N",
+    callback=ahead_of("all_pipelines"),
+    help="Which of several pipelines.",
 )
 ALL_PIPELINES = click.option(
     "--all-pipelines",
@@ -64,11 +71,10 @@ def asked_pipelines(
     if given or len({place.pipeline for place in reconstruction.coordinates} - {None}) < 2:
         return reconstruction, None
     if asked:
-        reconstruction = join_pipelines(run, reconstruction, change=change)
+        whole = join_pipelines(run, reconstruction, change=change)
+        return whole, None if whole.pipeline.job is None else whole.pipeline.job.sorted
     known = sorted_pipelines(run)
     if not known.alike:
         return reconstruction, None
-    if not asked:
-        notes = pipeline_notes(reconstruction.notes, known, None, Scenario())
-        reconstruction = replace(reconstruction, notes=tuple(notes))
-    return reconstruction, known
+    notes = pipeline_notes(reconstruction.notes, known, None, Scenario())
+    return replace(reconstruction, notes=tuple(notes)), known
