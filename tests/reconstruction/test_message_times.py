@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,7 +14,9 @@ from tracetool.reconstruction.actions import RankWork, Segment
 from tracetool.reconstruction.actions.cautions import check_times
 from tracetool.reconstruction.actions.transfers import StageOp, messages_of_step
 from tracetool.reconstruction.capture import Account
+from tracetool.reconstruction.capture.groups import PipelineGroup
 from tracetool.reconstruction.capture.messages import P2POp, match_messages
+from tracetool.reconstruction.capture.survey import Survey
 from tracetool.reconstruction.steps import Step
 
 F, INPUT, WEIGHT = ActionKind.FORWARD, ActionKind.BACKWARD_INPUT, ActionKind.BACKWARD_WEIGHT
@@ -78,7 +79,9 @@ def test_equally_many_messages_that_do_not_fit_are_not_said_to_be_too_few() -> N
         )
         for rank, sizes in ((0, (8, 16, 32)), (1, (32, 8, 16)))
     }
-    survey: Any = SimpleNamespace(p2p=ops, matched=match_messages(ops, Account()))
-    group: Any = SimpleNamespace(ranks=(0, 1))
+    nothing: Any = None
+    p2p = {rank: list(of_rank) for rank, of_rank in ops.items()}
+    survey = Survey(run=nothing, p2p=p2p, matched=match_messages(ops, Account()), clocks=nothing)
+    group = PipelineGroup((0, 1))
     with pytest.raises(UnmatchedTransfer, match="sends 3 messages to rank 1, which receives as many, but their sizes"):
         messages_of_step(survey, group, Step(0, {0: (0, 1000), 1: (0, 1000)}))
