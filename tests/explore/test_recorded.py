@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import jsonschema
 import pytest
-from helpers.recorded import ROOT, data, h100, rebuilt
+from helpers.recorded import ROOT, data, h100, looked_at, rebuilt, small
 
 from tracetool.advice.cotune import co_tune
 from tracetool.cli import run
@@ -158,6 +158,7 @@ def test_the_answer_fits_a_screen_and_its_next_command_gives_its_step(
         (["--state", "x.npz"], "--state: of jobs from shapes alone"),
         (["--try", "microbatch=2"], "does not tell the sizes of its microbatches"),
         (["--mbs", "1"], "belong together"),
+        (["--fix", "schedule=1f1b", "--try", "chunks=1,2"], "none of 1f1b has 2 stages per rank"),
         (["--mbs", "1", "--seq", "2048", "--try", "microbatch=3"], "do not divide the sequences"),
         (["-o", "x.html"], "not written to .html"),
     ],
@@ -235,3 +236,26 @@ def test_microbatches_of_other_sizes_are_extrapolated_and_marked() -> None:
     assert all("microbatches of other sizes" in plan.point.rests_on for plan in scaled)
     assert done.best is not None
     assert done.best.way.microbatch is None
+
+
+def test_chunks_are_those_of_schedules_that_take_them() -> None:
+    """One and two go with unlike schedules; two that were recorded are not cut again."""
+    choice = CASES["rt1f1b_m8"][0]
+    given = read_axes(["p2p=in-order"], ["schedule=1f1b,interleaved,dualpipe", "chunks=1,2"])
+    space = RecordedSpace(rebuilt("1f1b_m8"), choice, given)
+    done = explore_recording(space)
+    ran = {(plan.point.schedule, plan.way.chunks) for plan in done.plans}
+    assert ran == {("1f1b", 1), ("interleaved", 2)}
+    for plan in done.plans:
+        chunks = plan.way.chunks if plan.way.chunks != 1 else None
+        assert plan.step_ns == replayed_ns(space, replace(plan, way=plan.way._replace(chunks=chunks)))
+    with pytest.raises(ScenarioError, match="2 stages per rank already"):
+        RecordedSpace(looked_at(small("interleaved2")), choice, read_axes([], ["chunks=2"]))
+
+
+def test_where_nothing_is_shorter_that_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    asked = files(tmp_path, CASES["rt1f1b_m8"][0])
+    assert run(["explore", *asked, "--fix", "schedule=1f1b", "--leave", "p2p"]) == 0
+    assert "nothing that is as sure is shorter" in " ".join(capsys.readouterr().out.split())
+    assert run(["explore", *asked, "--fix", "schedule=gpipe", "--leave", "p2p"]) == 0
+    assert "more than the recorded order's" in " ".join(capsys.readouterr().out.split())

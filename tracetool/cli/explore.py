@@ -270,7 +270,7 @@ def _replay_of(done: RecordedExploration) -> str:
         words += ["--extra-forwards", ",".join(map(str, best.point.extra_forwards))]
     way = best.way
     words += [] if way.p2p is None else ["--p2p", way.p2p]
-    words += [] if way.chunks is None else ["--chunks", str(way.chunks)]
+    words += [] if way.chunks in (None, 1) else ["--chunks", str(way.chunks)]
     words += [] if way.collectives == done.space.base.collectives else ["--collective", f"dp={way.collectives}"]
     words += [] if best.point.overlap == NO_OVERLAP else ["--overlap", best.point.overlap]
     words += [] if way.sharing == "temporal" else ["--link-sharing", way.sharing]

@@ -17,7 +17,6 @@ from tracetool.explore.recorded_space import RECORDED_AXES, WAY_AXES
 from tracetool.model.notice import Silent, unasked
 from tracetool.model.pipeline import NO_OVERLAP
 from tracetool.model.scenario import Scenario
-from tracetool.schedules import kind_of
 from tracetool.sweeps.grid import Grid
 from tracetool.sweeps.run import sweep
 from tracetool.whatif.best import choose, plan_name, recorded_test
@@ -47,7 +46,7 @@ class RecordedPlan:
     @property
     def order_text(self) -> str:
         """Schedule and depth, with stages per rank that were asked for."""
-        return plan_name(self.point) + (f" x{self.way.chunks}" if self.way.chunks else "")
+        return plan_name(self.point) + (f" x{self.way.chunks}" if (self.way.chunks or 1) > 1 else "")
 
     @property
     def text(self) -> str:
@@ -175,15 +174,13 @@ def _swept(
     space: RecordedSpace, way: RecordedWay, scenario: Scenario, jobs: int | None, executor: str | None
 ) -> Sequence[SweepPoint]:
     """All schedules and depths that go with a way, replayed; those that cannot be hold the reason."""
-    names = space.values("schedule")
-    if way.chunks is not None:
-        names = tuple(name for name in names if kind_of(name).least_chunks > 1)
-    grid = Grid(names, scenario, extra_forwards=space.values("depth"), overlaps=space.overlaps)
+    chunks = way.chunks if way.chunks != 1 else None
+    grid = Grid(space.schedules(way.chunks), scenario, extra_forwards=space.values("depth"), overlaps=space.overlaps)
     recording = space.recording
     if way.microbatch is not None and space.sizes is not None and space.scaling is not None:
         recording = replace(recording, pipeline=space.scaling.at(replace(space.sizes, sequences=way.microbatch)))
     points = sweep(
-        recording, grid, knees=False, jobs=jobs, executor=executor, chunks=way.chunks, progress=Silent(), beside=()
+        recording, grid, knees=False, jobs=jobs, executor=executor, chunks=chunks, progress=Silent(), beside=()
     ).points
     return points if recording is space.recording else [_scaled(point) for point in points]
 

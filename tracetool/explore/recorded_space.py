@@ -16,6 +16,9 @@ from tracetool.explore.space import placement_rules
 from tracetool.model.pipeline import BY_EDGE
 from tracetool.model.scenario import LINK_SHARINGS, Scenario
 from tracetool.network.placement import DIMENSIONS
+from tracetool.schedules import kind_of
+from tracetool.schedules.names import takes_chunks
+from tracetool.units import format_count
 from tracetool.whatif.best import default_schedules, recorded_schedule
 from tracetool.whatif.on_network import seated
 
@@ -137,11 +140,34 @@ class RecordedSpace:
             raise ScenarioError(
                 f"{self.choice.file} places one job alone.", hint="give placement as a rule in the network's file"
             )
+        self._check_chunks()
         if self.sizes is None and "microbatch" in self.given:
             raise ScenarioError(
                 "a trace does not tell the sizes of its microbatches.",
                 hint=f"add {Option.MBS} and {Option.SEQ} of the recording",
             )
+
+    def _check_chunks(self) -> None:
+        values, recorded = self.given.get("chunks", ()), self.recording.pipeline.observed.shape.chunks
+        if values and recorded > 1:
+            raise ScenarioError(
+                f"the recording has {recorded} stages per rank already, which are not cut again.",
+                hint="leave chunks out",
+            )
+        for value in values:
+            if not self.schedules(value):
+                raise ScenarioError(
+                    f"none of {', '.join(self.values('schedule'))} has {format_count(value, 'stage')} per rank.",
+                    hint="leave chunks out, or try interleaved, zb-v, hanayo" if value > 1 else "leave chunks out",
+                )
+
+    def schedules(self, chunks: int | None) -> Values:
+        """Those that go with a number of stages per rank; all where none is said."""
+        names = self.values("schedule")
+        if chunks is None:
+            return names
+        kinds = zip(names, map(kind_of, names), strict=True)
+        return tuple(name for name, kind in kinds if (takes_chunks(kind) if chunks > 1 else kind.least_chunks == 1))
 
     @property
     def base(self) -> RecordedWay:

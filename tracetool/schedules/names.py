@@ -133,7 +133,7 @@ def refuse_chunks(names: Sequence[str], observed: Schedule) -> None:
             f"the recording has {observed.shape.chunks} stages per rank already, which are not cut again.",
             hint=f"leave {Option.CHUNKS} out",
         )
-    if any(_takes_chunks(kind_of(name)) for name in names):
+    if any(takes_chunks(kind_of(name)) for name in names):
         return
     raise ScenarioError(
         f"{Option.CHUNKS} has no effect on {_listed(names)}: it cuts stages for schedules of several per rank, and "
@@ -154,13 +154,14 @@ def choice_of(
     kind = kind_of(name)
     return Choice(
         extra_forwards=extra_forwards if kind.takes("extra forwards") else None,
-        chunks=chunks if _takes_chunks(kind) else None,
+        chunks=chunks if takes_chunks(kind) else None,
         time_limit_s=time_limit_s if kind.takes("time limit") else None,
         order=None if kind.given is None else sha256(kind.given.to_csv().encode()).hexdigest(),
     )
 
 
-def _takes_chunks(kind: ScheduleKind) -> bool:
+def takes_chunks(kind: ScheduleKind) -> bool:
+    """Whether stages are cut into several per rank for it, as many as asked for."""
     return kind.given is None and kind.least_chunks > 1 and kind.placement != "bidirectional"
 
 

@@ -139,11 +139,15 @@ def _headline(done: RecordedExploration, best: RecordedPlan) -> str:
     error = error_text(best.point)
     gain = speedup(done.base.step_ns, best.step_ns)
     short = " (which does not fit)" if done.base.point.feasible is False else ""
+    text = f"Run {best.text}: {format_duration(best.step_ns)}{f' (±{error})' if error else ''} a step"
+    recorded = f"the recorded order's {format_duration(done.base.step_ns)} there{short}"
+    if best.step_ns == done.base.step_ns:
+        return f"{text}, as the recorded order takes there{short}: nothing that is as sure is shorter."
+    if best.step_ns > done.base.step_ns:
+        return f"{text}, {best.step_ns / done.base.step_ns - 1:.1%} more than {recorded}."
     return (
-        f"Run {best.text}: {format_duration(best.step_ns)}"
-        f"{f' (±{error})' if error else ''} a step, {gain.faster_ratio:.1%} faster than the recorded order's "
-        f"{format_duration(done.base.step_ns)} there{short} (T0/T1 - 1), {gain.shorter_ratio:.1%} less time a step "
-        "(1 - T1/T0)."
+        f"{text}, {gain.faster_ratio:.1%} faster than {recorded} (T0/T1 - 1), "
+        f"{gain.shorter_ratio:.1%} less time a step (1 - T1/T0)."
     )
 
 
