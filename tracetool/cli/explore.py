@@ -237,7 +237,7 @@ def _recorded_space(
     overlaps, notes = layer_overlaps(run, ways) if ways else ((), ())
     recording = replace(recording, notes=(*recording.notes, *notes))
     sizes = None if sequences is None or length is None else MicrobatchSize(sequences, length)
-    return RecordedSpace(recording, choice, given, left, limit, overlaps, sizes)
+    return RecordedSpace(recording, choice, given, left, hbm_bytes=limit, overlaps=overlaps, sizes=sizes)
 
 
 def _show_recorded(

@@ -222,7 +222,8 @@ class RecordedSpace:
         """
         trouble: BadTopology | UnknownName | None = None
         known = set()
-        tried = [RecordedWay(*values) for values in product(*(self.values(axis) for axis in WAY_AXES))]
+        every = product(*(self.values(axis) for axis in WAY_AXES))
+        tried = [RecordedWay(**dict(zip(WAY_AXES, values, strict=True))) for values in every]
         for way in sorted(tried, key=lambda way: way != self.base):
             try:
                 topology = seated(way.choice(self.choice), self.recording)

@@ -272,7 +272,7 @@ class ProcessEvents:
             labels.pop()
         _, label, label_ns = labels[-1] if labels else (0, "", 0)
         payload = self._payloads.decoded(*attached)
-        self.calls.append(NcclRange(name, start, end, thread, payload, label, label_ns))
+        self.calls.append(NcclRange(name, start, end, thread, payload, label=label, label_ns=label_ns))
 
     def _launch_row(
         self, start: int, end: int, cells: Cells, thread: int, open_ops: list[tuple[int, int]]
