@@ -197,7 +197,7 @@ def test_every_face_replays_all_pipelines_alike(
         "links": [{"between_pipeline_ranks": [0, 1], "bandwidth_gbit_per_s": 25, "latency_ms": 2}],
     }  # fmt: skip
     measured = tmp_path / "measured.json"
-    measured.write_text(json.dumps({"results": [row]}))
+    measured.write_text(json.dumps({"results": [row, row | {"name": "other", "pipelines_on_link": 2}]}))
     page = tmp_path / "page.json"
     _asked(capsys, "report", straggling.path, *asked, *WAN, "-o", page)
     whole = tt.join_pipelines(straggling.run, straggling.found)
@@ -220,6 +220,7 @@ def test_every_face_replays_all_pipelines_alike(
         "tt.sweep": tt.sweep(whole, grid, knees=False).points[0].step_ns,
     }
     assert set(steps.values()) == {replayed}, (replayed, steps)
+    assert validated["rows"][1]["reason"].startswith("the row has 2 pipelines on its links, the Run 4")
     alone = _asked(capsys, "replay", straggling.path, "--schedule", "1f1b", *WAN)["results"][0]["step_ns"]
     assert replayed > 1.05 * alone
 
