@@ -107,16 +107,16 @@ import os
 import tracetool.cli as cli, tracetool.ingestion.runs as runs
 
 runs.open_run = lambda *_: os.kill(os.getpid(), {number})
-told = cli._told
+print_error = cli._print_error
 
-def telling(error):
-    code = told(error)
+def interrupted(error):
+    code = print_error(error)
     try:
         eval("(_ for _ in ()).throw(KeyboardInterrupt)")
     except KeyboardInterrupt:
         return code
 
-cli._told = telling
+cli._print_error = interrupted
 cli.main(["info", {traces!r}])
 """
 

@@ -167,7 +167,7 @@ def _differ_text(pipelines: SortedPipelines) -> str:
     rank, ratio = max(pipelines.slower.items(), key=lambda item: item[1], default=(None, 0.0))
     stands_out = rank is not None and ratio > ALIKE_RATIO
     slow = f" (kernels of rank {rank} take {ratio:.1%} longer than others of its stage)" if stands_out else ""
-    together = command_or_call("--all-pipelines", "tt.join_pipelines(run, found)")
+    together = command_or_call("tracetool replay RUN --all-pipelines", "tt.join_pipelines(run, found)")
     return (
         f"pipelines differ by more than {ALIKE_RATIO:.0%}{slow}, and a step is as slow as its slowest: this is one by "
         f"itself, {together} takes all together"
