@@ -100,7 +100,7 @@ def test_rows_of_measured_ways(tmp_path: Path, capsys: pytest.CaptureFixture[str
     assert printed["mape_ratio"] == pytest.approx(sum(map(abs, errors)) / 2)
 
 
-@pytest.mark.parametrize("ways", ["slice", "ring", "none:2", "async-tp:2", "slice:0"])
+@pytest.mark.parametrize("ways", ["slice", "ring", "none:2", "async-tp:2", "slice:0", "slice:1"])
 def test_no_way_is_refused(ways: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["overlap", *LAYERS, "--overlap", ways, "-q"]) == 2
     assert "is no way to overlap" in capsys.readouterr().err

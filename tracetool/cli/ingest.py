@@ -96,6 +96,7 @@ def ingest(
     from tracetool.cli.facts import discovery_lines, next_command, screen_lines, summary_lines
     from tracetool.ingestion import IngestOptions, discover
     from tracetool.ingestion.runs import ingest as make_run
+    from tracetool.model.notice import SourceCode
     from tracetool.reports.answer.text import wrapped
     from tracetool.reports.recording.summary import discovery_info, run_summary
     from tracetool.tables import leave_pandas
@@ -117,6 +118,9 @@ def ingest(
     )
     with ProgressBar(quiet=quiet) as progress:
         run = make_run(paths, output, force=force, progress=progress, options=options)
+    codes = {code for source in run.manifest["sources"] for code in source["note_codes"]}
+    if payload_bytes is not None and SourceCode.SIZES_STATED.name not in codes:
+        click.echo("note: no send or receive lacks its size: --payload states nothing", err=True)
     summary = run_summary(run)
     if as_json:
         print_json(summary)

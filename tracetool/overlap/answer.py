@@ -44,7 +44,7 @@ def parse_ways(text: str) -> tuple[str, ...]:
     ways = [each.strip() for each in text.split(",")]
     for way in ways:
         match = _WAY.match(way)
-        if match is None or (match["count"] and match["way"] in _UNCOUNTED) or way == "slice":
+        if match is None or (match["count"] and match["way"] in _UNCOUNTED) or way in {"slice", "slice:1"}:
             raise BadQuery(
                 f"{way!r} is no way to overlap.",
                 hint="ways are none, slice:N, p2p, p2p:N, async-tp and fused, as in slice:4",

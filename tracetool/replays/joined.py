@@ -15,6 +15,7 @@ from tracetool.model.timeline import Op
 from tracetool.replays import Replayed, p2p_of, replay
 from tracetool.replays.side_by_side import as_one, one_of, repeated
 from tracetool.replays.tail import LinkQueues, run_tails
+from tracetool.units import format_ranges
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -66,10 +67,17 @@ def replay_joined(job: JobPipelines, schedule: Schedule, scenario: Scenario) -> 
 
     Raises:
         BadTopology: If the map leaves out a rank.
-        ScenarioError: If the scenario says how many pipelines share links, or places them on a network.
+        ScenarioError: If the scenario says how many pipelines share links, or places them on a network, or some that
+            would share links were not recorded whole.
         TraceToolError: As ``replay``.
     """
     pipelines, kinds = job.pipelines, job.kinds
+    if scenario.topology.links and job.sorted.left_out:
+        raise ScenarioError(
+            f"pipelines {format_ranges(job.sorted.left_out)} were not recorded whole: what they send over the links "
+            "that all share is not known.",
+            hint=f"choose one ({Option.PIPELINE(0)}): the others count as equal to it then",
+        )
     alone = _alone(schedule, pipelines[job.place], scenario)
     places = [_places(pipeline, alone.topology) for pipeline in pipelines]
     timelines = _computed(pipelines, kinds, places, schedule, alone)

@@ -158,6 +158,8 @@ def setting_text(slowest: Slowest) -> str:
 
 def _alike_text(pipelines: SortedPipelines) -> str:
     (alike,) = pipelines.alike
+    if len(alike.numbers) == 1:
+        return f"this is the one pipeline that was recorded whole{_left_out_text(pipelines)}"
     count = format_count(len(alike.numbers), "equal pipeline")
     text = f"{count} side by side (costs of their ranks within {alike.apart_ratio:.1%}): this is the first"
     return text + _left_out_text(pipelines)
@@ -182,7 +184,7 @@ def _joined_text(pipelines: SortedPipelines) -> str:
     within = f", each kind's costs within {apart:.1%}" if apart else ""
     kinds = format_count(len(pipelines.alike), "kind")
     return (
-        f"{count} pipelines of {kinds} ({listed}{more}{within}) replayed together: "
+        f"{format_count(count, 'pipeline')} of {kinds} ({listed}{more}{within}) replayed together: "
         f"they meet in the collectives after their last computes{_left_out_text(pipelines)}"
     )
 
