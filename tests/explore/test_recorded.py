@@ -259,3 +259,31 @@ def test_where_nothing_is_shorter_that_is_said(tmp_path: Path, capsys: pytest.Ca
     assert "nothing that is as sure is shorter" in " ".join(capsys.readouterr().out.split())
     assert run(["explore", *asked, "--fix", "schedule=gpipe", "--leave", "p2p"]) == 0
     assert "more than the recorded order's" in " ".join(capsys.readouterr().out.split())
+
+
+@pytest.mark.parametrize("fixed", [[], ["p2p=grouped"]])
+def test_more_stages_per_rank_to_choose_from_are_never_worse(fixed: list[str]) -> None:
+    """One stage per rank is what the recording has: with it are all schedules of one, whatever else may be tried."""
+    found, choice = rebuilt("rt1f1b_m8"), CASES["rt1f1b_m8"][0]
+    asked = ("chunks=1", "chunks=1,2", "chunks=1,2,4")
+    done = [explore_recording(RecordedSpace(found, choice, read_axes(fixed, [chunks]))) for chunks in asked]
+    steps = [one.best.step_ns for one in done if one.best is not None]
+    assert len(steps) == len(asked)
+    assert steps == sorted(steps, reverse=True)
+    assert all(one.best is not None and one.best.point.evidence == "recorded" for one in done)
+    assert {"1f1b", "geopipe", "zb-h1"} <= {plan.point.schedule for plan in done[0].plans}
+    assert {plan.point.schedule for plan in done[0].plans} < {plan.point.schedule for plan in done[1].plans}
+
+
+def test_choices_alone_start_from_what_is_fixed() -> None:
+    """Bytes fixed to a half: each choice alone, and one by one, reaches what it does over twice the bandwidth."""
+    found, tried = rebuilt("tp2pp2_1f1b_m8"), ["schedule=1f1b,eager-1f1b,zb-h1"]
+    half = explore_recording(RecordedSpace(found, fleet(GB, 5 * MS, "tp,pp"), read_axes(["compression=50%"], tried)))
+    wide = explore_recording(RecordedSpace(found, fleet(2 * GB, 5 * MS, "tp,pp"), read_axes([], tried)))
+    assert half.start.step_ns == wide.base.step_ns == wide.start.step_ns < half.base.step_ns
+    steps = [{one.name: one.best and one.best.step_ns for one in done.alone} for done in (half, wide)]
+    assert steps[0] == steps[1]
+    assert (steps[0]["schedule"] or 0) < half.start.step_ns
+    assert half.one_by_one.best is not None
+    assert wide.one_by_one.best is not None
+    assert half.one_by_one.best.step_ns == wide.one_by_one.best.step_ns

@@ -65,7 +65,7 @@ class ChoiceAlone:
     """What a choice reaches.
 
     Attributes:
-        name: What is chosen, all else as in the base.
+        name: What is chosen, all else as in the start.
         best: The best of it; None if nothing of it can run.
     """
 
@@ -80,10 +80,11 @@ class RecordedExploration:
     Attributes:
         space: What was searched.
         base: The recorded order on the fleet.
+        start: The same with what was fixed: choices alone, and one by one, start from it.
         best: What to run; None if nothing fits.
         as_good: Plans as sure as the best whose steps do not differ from its by more than the error.
         unproven: Plans with shorter steps whose predictions rest on less.
-        alone: Each choice alone, all else as in the base.
+        alone: Each choice alone, all else as in the start.
         one_by_one: All of them, one after another, each kept.
         plans: All that were replayed.
         refused: How many cannot be run, by reason.
@@ -94,6 +95,7 @@ class RecordedExploration:
 
     space: RecordedSpace
     base: RecordedPlan
+    start: RecordedPlan
     best: RecordedPlan | None
     as_good: tuple[RecordedPlan, ...]
     unproven: tuple[RecordedPlan, ...]
@@ -153,13 +155,14 @@ def explore_recording(
             plans += [RecordedPlan(way, one) for one in (point, point.closer) if one is not None and one.step_ns]
         progress.advance(1)
     chosen = _chosen(space, plans)
+    start = _start(space, plans, base)
     plan_of = {id(plan.point): plan for plan in plans}
     return RecordedExploration(
-        space=space, base=base, best=None if chosen.best is None else plan_of[id(chosen.best)],
+        space=space, base=base, start=start, best=None if chosen.best is None else plan_of[id(chosen.best)],
         as_good=tuple(plan_of[id(point)] for point in chosen.as_good),
         unproven=tuple(plan_of[id(point)] for point in chosen.unproven),
-        alone=tuple(ChoiceAlone(name=name, best=_changed(space, plans, base, axes)) for name, axes in _CHOICES.items()),
-        one_by_one=ChoiceAlone(name="one by one", best=_one_by_one(space, plans, base)), plans=tuple(plans),
+        alone=tuple(ChoiceAlone(name=name, best=_changed(space, plans, start, of)) for name, of in _CHOICES.items()),
+        one_by_one=ChoiceAlone(name="one by one", best=_one_by_one(space, plans, start)), plans=tuple(plans),
         refused=refused, left_out=left_out, open=len(ways) - looked, notes=done.notes,
     )  # fmt: skip
 
@@ -212,8 +215,17 @@ def _changed(
     return next((plan for plan in alike if plan.point is best), None)
 
 
-def _one_by_one(space: RecordedSpace, plans: Sequence[RecordedPlan], base: RecordedPlan) -> RecordedPlan:
-    now = base
+def _start(space: RecordedSpace, plans: Sequence[RecordedPlan], base: RecordedPlan) -> RecordedPlan:
+    """The base with what was fixed; the base itself where nothing like it can run."""
+    alike = [plan for plan in plans if plan.way == space.start and plan.point.overlap == NO_OVERLAP]
+    ordered = [plan for plan in alike if plan.point.schedule == space.baseline]
+    if ordered and space.start == space.base:
+        return base
+    return min(ordered or alike, key=lambda plan: plan.step_ns, default=base)
+
+
+def _one_by_one(space: RecordedSpace, plans: Sequence[RecordedPlan], start: RecordedPlan) -> RecordedPlan:
+    now = start
     for axes in _CHOICES.values():
         better = _changed(space, plans, now, axes)
         if better is not None and better.step_ns < now.step_ns:

@@ -175,6 +175,13 @@ class RecordedSpace:
         return RecordedWay(self.choice.placement, collectives=self.choice.algorithms.get("dp", "auto"))
 
     @property
+    def start(self) -> RecordedWay:
+        """The base, but for axes that were given without its value: these have the first that was named."""
+        base = self.base._asdict()
+        tried = {axis: self.values(axis) for axis in WAY_AXES}
+        return RecordedWay(**{axis: base[axis] if base[axis] in tried[axis] else tried[axis][0] for axis in WAY_AXES})
+
+    @property
     def baseline(self) -> str:
         """The recorded order by name."""
         return recorded_schedule(self.recording.pipeline.observed, None)
@@ -212,7 +219,7 @@ class RecordedSpace:
         return None if self.sizes is None else scaling_of(self.recording, self.sizes)
 
     def ways(self, left_out: Counter[str]) -> Iterator[tuple[RecordedWay, Scenario]]:
-        """Everything that is tried beside schedule and depth, each once, that of the base first if it is among them.
+        """Everything that is tried beside schedule and depth, each once, that of the start first.
 
         Args:
             left_out: Counts what does not fit on the fleet, by reason.
@@ -221,10 +228,10 @@ class RecordedSpace:
             BadTopology: If nothing fits.
         """
         trouble: BadTopology | UnknownName | None = None
-        known = set()
+        known, start = set(), self.start
         every = product(*(self.values(axis) for axis in WAY_AXES))
         tried = [RecordedWay(**dict(zip(WAY_AXES, values, strict=True))) for values in every]
-        for way in sorted(tried, key=lambda way: way != self.base):
+        for way in sorted(tried, key=lambda way: way != start):
             try:
                 topology = seated(way.choice(self.choice), self.recording)
             except (BadTopology, UnknownName) as error:

@@ -46,7 +46,9 @@ class RecordedPlanInfo(WithFigures, kw_only=True):
 class ChoiceAloneInfo(msgspec.Struct, kw_only=True):
     """What a choice reaches."""
 
-    name: Annotated[str, doc("What is chosen, all else as recorded and as the fleet's file has it.")]
+    name: Annotated[
+        str, doc("What is chosen, all else as the start has it: as recorded, as the fleet's file has it, and as fixed.")
+    ]
     best: Annotated[RecordedPlanInfo | None, doc("The best of it; null if nothing of it can run.")]
 
 
@@ -58,6 +60,7 @@ class RecordedExplorationInfo(Head, kw_only=True):
     tiers: Annotated[list[str], doc("Its tiers, from the inside out.")]
     hbm_bytes: Annotated[int | None, doc("Memory of a rank; null for no limit.")]
     base: Annotated[RecordedPlanInfo, doc("The recorded order on the fleet.")]
+    start: Annotated[RecordedPlanInfo, doc("The same with what was fixed: what choices alone are compared with.")]
     best: Annotated[RecordedPlanInfo | None, doc("What to run; null if nothing fits.")]
     as_good: Annotated[list[RecordedPlanInfo], doc("As sure, with steps that differ by no more than the error.")]
     unproven: Annotated[list[RecordedPlanInfo], doc("Shorter, but predictions rest on less.")]
@@ -81,6 +84,7 @@ def render_recorded_json(done: RecordedExploration, facts: CallFacts) -> bytes:
             tiers=[tier.name for tier in network.tiers],
             hbm_bytes=done.space.hbm_bytes,
             base=_info(done, done.base),
+            start=_info(done, done.start),
             best=None if done.best is None else _info(done, done.best),
             as_good=[_info(done, plan) for plan in done.as_good],
             unproven=[_info(done, plan) for plan in done.unproven],
@@ -118,6 +122,8 @@ def render_recorded_text(done: RecordedExploration, *, verbose: bool = False) ->
         lines = [said, *_tried(done, verbose=verbose)]
         return ("\n".join(wrapped(lines)) + "\n").encode()
     rows: list[tuple[str, ...]] = [("choice", "step", "T0/T1-1", "1-T1/T0", "best alone")]
+    if done.start.step_ns != done.base.step_ns:
+        rows.append((*_figures(done, "as fixed", done.start), f"{done.start.order_text}, {done.start.point.p2p}"))
     rows += [_row(done, one) for one in done.alone if _gains(done, one)]
     joint = done.one_by_one.best
     if joint is not None and joint.step_ns > best.step_ns:
@@ -126,7 +132,11 @@ def render_recorded_text(done: RecordedExploration, *, verbose: bool = False) ->
     unasked = {"overlap"} if not done.space.overlaps else set()
     unasked |= {"microbatch"} if done.space.sizes is None else set()
     idle = [one.name for one in done.alone if not _gains(done, one) and one.name not in unasked]
-    after = [f"  {', '.join(idle)}: alone nothing beats the recorded"] if idle else []
+    after = (
+        [f"  {', '.join(idle)}: alone nothing beats {'the recorded' if done.start == done.base else 'what is fixed'}"]
+        if idle
+        else []
+    )
     if joint is not None and joint.step_ns > best.step_ns:
         more = joint.step_ns / best.step_ns - 1
         after.append(f"  only the joint choice gives {more:.1%} more than choosing one by one")
@@ -161,7 +171,7 @@ def _details(done: RecordedExploration, best: RecordedPlan) -> list[str]:
 
 
 def _gains(done: RecordedExploration, one: ChoiceAlone) -> bool:
-    return one.best is not None and one.best.step_ns < done.base.step_ns
+    return one.best is not None and one.best.step_ns < done.start.step_ns
 
 
 def _figures(done: RecordedExploration, name: str, plan: RecordedPlan) -> tuple[str, ...]:
