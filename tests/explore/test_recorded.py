@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shlex
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -258,7 +259,10 @@ def test_where_nothing_is_shorter_that_is_said(tmp_path: Path, capsys: pytest.Ca
     assert run(["explore", *asked, "--fix", "schedule=1f1b", "--leave", "p2p"]) == 0
     assert "nothing that is as sure is shorter" in " ".join(capsys.readouterr().out.split())
     assert run(["explore", *asked, "--fix", "schedule=gpipe", "--leave", "p2p"]) == 0
-    assert "more than the recorded order's" in " ".join(capsys.readouterr().out.split())
+    shown = " ".join(capsys.readouterr().out.split())
+    assert shown.startswith("Stay with the recorded order, ")
+    assert "of what was asked for the best is gpipe" in shown
+    assert "faster" not in shown
 
 
 @pytest.mark.parametrize("fixed", [[], ["p2p=grouped"]])
@@ -287,3 +291,48 @@ def test_choices_alone_start_from_what_is_fixed() -> None:
     assert half.one_by_one.best is not None
     assert wide.one_by_one.best is not None
     assert half.one_by_one.best.step_ns == wide.one_by_one.best.step_ns
+
+
+@pytest.mark.parametrize(
+    ("name", "words", "verb"),
+    [
+        ("tp2pp2_1f1b_m8", [], "replay"),
+        ("tp2pp2_1f1b_m8", ["--fix", "compression=50%"], "explore"),
+        ("tp2pp2_1f1b_m8", ["--fix", "routing=70%"], "explore"),
+        ("tp2pp2_1f1b_m8", ["--fix", "placement=tp,pp"], "explore"),
+        ("tp2pp2_1f1b_m8", ["--fix", "sharing=spatial"], "replay"),
+        ("rt1f1b_m8", ["--fix", "sharing=spatial", "--try", "chunks=2"], "replay"),
+        ("rt1f1b_m8", ["--fix", "schedule=gpipe", "--leave", "p2p"], "replay"),
+    ],
+)
+def test_the_next_command_gives_the_step_of_the_plan_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str, words: list[str], verb: str
+) -> None:
+    """What replay cannot be told is explored again, and replayed over the fleet's file as the answer would have it."""
+    choice = CASES[name][0]
+    if "placement=tp,pp" in words:
+        choice = replace(choice, placement="pp,tp")
+    asked = [str(h100(name).path), *files(tmp_path, choice)[1:], *words]
+    assert run(["explore", *asked]) == 0
+    *shown, last = capsys.readouterr().out.splitlines()
+    assert run(["explore", *asked, "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    best = told["best"]
+    named = told["base"] if shown[0].startswith("Stay") else best
+    following = shlex.split(last.removeprefix("Next: tracetool "))
+    assert following[0] == verb
+    if verb == "explore":
+        assert run([*following, "--json"]) == 0
+        assert json.loads(capsys.readouterr().out)["best"] == best
+        fleet_file = tmp_path / "fleet.toml"
+        changes = re.findall(r'(placement|bandwidth) = ("[^"]+")', " ".join(" ".join(shown).split()))
+        assert changes
+        text = fleet_file.read_text()
+        for key, value in changes:
+            before, _, after = text.rpartition(f"{key} = ")
+            text = f"{before}{key} = {value}\n" + after.partition("\n")[2]
+        fleet_file.write_text(text)
+        order = ["--schedule", best["schedule"], "--p2p", best["p2p"], "--link-sharing", best["sharing"]]
+        following = ["replay", *asked[:3], *order, "-o"]
+    assert run([*following[: following.index("-o")], "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["results"][0]["step_ns"] == named["step_ns"]

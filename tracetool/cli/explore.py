@@ -259,11 +259,12 @@ def _show_recorded(
 
 
 def _replay_of(done: RecordedExploration) -> str:
-    """The command that draws the best plan; of other placements, over the fleet's file with that placement."""
+    """The command that draws the plan named; one that replay cannot have over the fleet's file is explored anew."""
     from tracetool.model.pipeline import NO_OVERLAP
+    from tracetool.reports.exploration.recorded import fleet_changes
 
-    best = done.best
-    if best is None or best.way.microbatch is not None:
+    best = done.named
+    if best is None or best.way.microbatch is not None or fleet_changes(done.space, best.way):
         return following("explore", "-v")
     words = ["--schedule", best.point.schedule]
     if best.point.extra_forwards is not None:

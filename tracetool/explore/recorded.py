@@ -81,7 +81,7 @@ class RecordedExploration:
         space: What was searched.
         base: The recorded order on the fleet.
         start: The same with what was fixed: choices alone, and one by one, start from it.
-        best: What to run; None if nothing fits.
+        best: The best of what was asked for; None if nothing fits.
         as_good: Plans as sure as the best whose steps do not differ from its by more than the error.
         unproven: Plans with shorter steps whose predictions rest on less.
         alone: Each choice alone, all else as in the start.
@@ -106,6 +106,12 @@ class RecordedExploration:
     left_out: Counter[str]
     open: int
     notes: tuple[Notice, ...]
+
+    @property
+    def named(self) -> RecordedPlan | None:
+        """What to run: the base where nothing that was asked for is shorter; None if nothing fits."""
+        is_longer = self.best is not None and self.best.step_ns > self.base.step_ns
+        return self.base if is_longer and self.base.point.feasible is not False else self.best
 
 
 def explore_recording(

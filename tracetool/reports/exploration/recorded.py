@@ -16,11 +16,12 @@ from tracetool.reports import as_json
 from tracetool.reports.answer.text import Note, table, wrapped
 from tracetool.tables.fields import Head, SchemaId, WithFigures, as_struct, doc, fields_of
 from tracetool.tables.results import POINTS
-from tracetool.units import format_count, format_duration, format_size
+from tracetool.units import format_bits, format_count, format_duration, format_size, parse_bandwidth_bytes_per_s
 from tracetool.whatif.best import UNPROVEN_MARK, error_text, nothing_fits, unchecked
 
 if TYPE_CHECKING:
     from tracetool.explore.recorded import ChoiceAlone, RecordedExploration, RecordedPlan
+    from tracetool.explore.recorded_space import RecordedSpace, RecordedWay
     from tracetool.reports import CallFacts
 
 
@@ -61,7 +62,7 @@ class RecordedExplorationInfo(Head, kw_only=True):
     hbm_bytes: Annotated[int | None, doc("Memory of a rank; null for no limit.")]
     base: Annotated[RecordedPlanInfo, doc("The recorded order on the fleet.")]
     start: Annotated[RecordedPlanInfo, doc("The same with what was fixed: what choices alone are compared with.")]
-    best: Annotated[RecordedPlanInfo | None, doc("What to run; null if nothing fits.")]
+    best: Annotated[RecordedPlanInfo | None, doc("The best of what was asked for; null if nothing fits.")]
     as_good: Annotated[list[RecordedPlanInfo], doc("As sure, with steps that differ by no more than the error.")]
     unproven: Annotated[list[RecordedPlanInfo], doc("Shorter, but predictions rest on less.")]
     alone: Annotated[list[ChoiceAloneInfo], doc("Each choice alone.")]
@@ -153,6 +154,11 @@ def _headline(done: RecordedExploration, best: RecordedPlan) -> str:
     recorded = f"the recorded order's {format_duration(done.base.step_ns)} there{short}"
     if best.step_ns == done.base.step_ns:
         return f"{text}, as the recorded order takes there{short}: nothing that is as sure is shorter."
+    if done.named is done.base:
+        return (
+            f"Stay with the recorded order, {format_duration(done.base.step_ns)} there: of what was asked for the best "
+            f"is {text.removeprefix('Run ')}, {best.step_ns / done.base.step_ns - 1:.1%} more."
+        )
     if best.step_ns > done.base.step_ns:
         return f"{text}, {best.step_ns / done.base.step_ns - 1:.1%} more than {recorded}."
     return (
@@ -167,7 +173,22 @@ def _details(done: RecordedExploration, best: RecordedPlan) -> list[str]:
     if limit is not None and best.point.feasible is None:
         holds += ", the limit was not checked"
     derived = f"; derived: {', '.join(best.point.rests_on)}" if best.point.rests_on else "; all costs as measured"
-    return [f"  {best.way.text}; {holds}{derived}"]
+    lines = [f"  {best.way.text}; {holds}{derived}"]
+    changes = [] if done.named is not best else fleet_changes(done.space, best.way)
+    return [*lines, f"  to replay it, put into the fleet's file: {', '.join(changes)}"] if changes else lines
+
+
+def fleet_changes(space: RecordedSpace, way: RecordedWay) -> list[str]:
+    """What the fleet's file would have to say for replay to have the fleet as a way uses it; empty if it says so."""
+    changes = [f'placement = "{way.placement}"'] if way.placement != space.base.placement else []
+    outer, used = space.choice.network.tiers[-1], way.choice(space.choice).network.tiers[-1]
+    if used == outer:
+        return changes
+    if outer.times:
+        return [*changes, f"times of tier {outer.name} × {way.compression / way.routing:g}"]
+    exact, short = f"{used.bandwidth_bytes_per_s}B/s", format_bits(used.bandwidth_bytes_per_s)
+    written = short if parse_bandwidth_bytes_per_s(short) == used.bandwidth_bytes_per_s else exact
+    return [*changes, f'bandwidth = "{written}" of tier {outer.name}']
 
 
 def _gains(done: RecordedExploration, one: ChoiceAlone) -> bool:
