@@ -40,6 +40,8 @@ ROOT = Path(__file__).resolve().parent.parent
 ALLOWED: dict[str, str] = {
     "ingest /sources/*/note_codes": "what each note of a source is about",
     "info /sources/*/note_codes": "what each note of a source is about",
+    "info /gaps/*/hint": "sizes may be stated, too",
+    "sql /columns/*/column_doc": "how a size that was stated is known",
 }
 
 # Commands in the order in which they need each other's files; ``> FILE`` keeps what a command prints.
