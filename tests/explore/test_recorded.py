@@ -20,10 +20,12 @@ from tracetool.explore.recorded import explore_recording
 from tracetool.explore.recorded_space import RecordedSpace, RecordedWay
 from tracetool.explore.space import read_axes
 from tracetool.model.action import ActionKind
+from tracetool.model.notice import NoticeCode
 from tracetool.model.pipeline import ActionChange, LayerOverlap
 from tracetool.model.scenario import Scenario
 from tracetool.network.file import NetworkChoice
 from tracetool.network.tiers import Network, Tier
+from tracetool.reports.exploration.recorded import render_recorded_text
 from tracetool.schedules.names import schedule_name
 from tracetool.validation.measured import read_measurements
 from tracetool.whatif.answer import answer
@@ -210,6 +212,40 @@ def test_overlap_inside_layers_is_an_axis() -> None:
     (alone,) = [one.best for one in done.alone if one.name == "overlap"]
     assert alone is not None
     assert (alone.point.schedule, alone.point.overlap) == ("1f1b", "slice:2")
+
+
+def test_a_way_of_layers_that_is_a_bound_is_never_named_nor_before_measured_ones() -> None:
+    """Every action 5 ms shorter in one kernel, 3 ms shorter by a measured way: the bound is faster, and last."""
+    kinds = (ActionKind.FORWARD, ActionKind.BACKWARD)
+    ways = [
+        LayerOverlap(way, None, tuple(ActionChange(s, k, change, 0, 0) for s in range(4) for k in kinds))
+        for way, change in (("fused", -5 * MS), ("slice:2", -3 * MS))
+    ]
+    given, left = read_axes([], ["schedule=1f1b,geopipe"]), frozenset({"p2p"})
+    done = explore_recording(
+        RecordedSpace(rebuilt("rt1f1b_m8"), CASES["rt1f1b_m8"][0], given, left, None, (LayerOverlap(), *ways))  # type: ignore[arg-type]
+    )
+    named = [done.best, *done.as_good, *(one.best for one in (*done.alone, done.one_by_one))]
+    assert "fused" not in {plan.point.overlap for plan in named if plan is not None}
+    seen = [plan.point.overlap for plan in done.unproven]
+    assert done.best is not None
+    assert done.best.point.overlap == "slice:2"
+    assert "fused" in seen
+    assert "fused" not in seen[: len(seen) - seen.count("fused")]
+    assert min(done.plans, key=lambda plan: plan.step_ns).point.overlap == "fused"
+    shown = render_recorded_text(done, verbose=True).decode().splitlines()
+    lines = [line for line in " ".join(" ".join(shown).split()).split("maybe ?") if "overlap by fused" in line]
+    assert lines
+    assert all(line.strip().startswith("at most -") for line in lines)
+
+
+def test_the_weightiest_note_comes_first_and_others_are_counted() -> None:
+    space = RecordedSpace(rebuilt("tp2pp2_1f1b_m8"), CASES["tp2pp2_1f1b_m8"][0], read_axes(["schedule=1f1b"], []))
+    done = explore_recording(space)
+    lines = render_recorded_text(done).decode().splitlines()
+    assert NoticeCode.HOST_BOUND in {note.code for note in done.notes[1:]}
+    assert lines[-1] == f"{len(done.notes) - 1} notes more: -v"
+    assert [line for line in lines if line.startswith("note: ")] == [line for line in lines if "the host holds" in line]
 
 
 def test_microbatches_of_other_sizes_are_extrapolated_and_marked() -> None:

@@ -83,7 +83,7 @@ class RecordedExploration:
         start: The same with what was fixed: choices alone, and one by one, start from it.
         best: The best of what was asked for; None if nothing fits.
         as_good: Plans as sure as the best whose steps do not differ from its by more than the error.
-        unproven: Plans with shorter steps whose predictions rest on less.
+        unproven: Plans with shorter steps whose predictions rest on less; last those that are no more than bounds.
         alone: Each choice alone, all else as in the start.
         one_by_one: All of them, one after another, each kept.
         plans: All that were replayed.
@@ -166,7 +166,7 @@ def explore_recording(
     return RecordedExploration(
         space=space, base=base, start=start, best=None if chosen.best is None else plan_of[id(chosen.best)],
         as_good=tuple(plan_of[id(point)] for point in chosen.as_good),
-        unproven=tuple(plan_of[id(point)] for point in chosen.unproven),
+        unproven=(*(plan_of[id(point)] for point in chosen.unproven), *_bounds(space, plans, chosen.best)),
         alone=tuple(ChoiceAlone(name=name, best=_changed(space, plans, start, of)) for name, of in _CHOICES.items()),
         one_by_one=ChoiceAlone(name="one by one", best=_one_by_one(space, plans, start)), plans=tuple(plans),
         refused=refused, left_out=left_out, open=len(ways) - looked, notes=done.notes,
@@ -202,7 +202,17 @@ def _scaled(point: SweepPoint) -> SweepPoint:
 
 
 def _chosen(space: RecordedSpace, plans: Sequence[RecordedPlan]) -> Chosen[SweepPoint]:
-    return choose([plan.point for plan in plans], recorded_test(space.recording.pipeline), space.baseline)
+    """Bounds are no plans: what is no faster than they say may be slower than all else."""
+    points = [plan.point for plan in plans if plan.point.overlap not in space.bounds]
+    return choose(points, recorded_test(space.recording.pipeline), space.baseline)
+
+
+def _bounds(space: RecordedSpace, plans: Sequence[RecordedPlan], best: SweepPoint | None) -> list[RecordedPlan]:
+    """Shorter ones of ways that are bounds alone: the shortest of each schedule, in order."""
+    bounds = [plan for plan in plans if plan.point.overlap in space.bounds and plan.point.feasible is not False]
+    shorter = [plan for plan in bounds if best is None or plan.step_ns < (best.step_ns or 0)]
+    by_name = {plan.point.schedule: plan for plan in sorted(shorter, key=lambda plan: -plan.step_ns)}
+    return sorted(by_name.values(), key=lambda plan: plan.step_ns)
 
 
 def _changed(

@@ -170,6 +170,11 @@ class RecordedSpace:
         return tuple(name for name, kind in kinds if (takes_chunks(kind) if chunks > 1 else kind.least_chunks == 1))
 
     @property
+    def bounds(self) -> frozenset[str]:
+        """Ways of layers that nothing was measured to reach."""
+        return frozenset(one.way for one in self.overlaps if one.is_bound)
+
+    @property
     def base(self) -> RecordedWay:
         """As recorded, where the fleet's file puts it."""
         return RecordedWay(self.choice.placement, collectives=self.choice.algorithms.get("dp", "auto"))

@@ -23,6 +23,11 @@ _FIRST = (
 MOST_NOTES = 2
 
 
+def weightiest(notes: Sequence[Notice]) -> list[Notice]:
+    """Notes with those first of which an answer hangs most; the others in their order."""
+    return sorted(notes, key=lambda note: _FIRST.index(note.code) if note.code in _FIRST else len(_FIRST))
+
+
 def first_notes(
     notes: Sequence[Notice],
     width: int | None = None,
@@ -40,7 +45,7 @@ def first_notes(
         after: What to run next, where that is known.
         others: How many more there are that are not among the notes.
     """
-    shown = sorted((note for note in notes if note.code in _FIRST), key=lambda note: _FIRST.index(note.code))
+    shown = [note for note in weightiest(notes) if note.code in _FIRST]
     for count in range(min(MOST_NOTES, len(shown)), -1, -1):
         rest = len(notes) + others - count
         lines = wrapped(

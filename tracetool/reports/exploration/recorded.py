@@ -13,6 +13,7 @@ import msgspec
 
 from tracetool.explore.answer import speedup
 from tracetool.reports import as_json
+from tracetool.reports.answer.notes import weightiest
 from tracetool.reports.answer.text import Note, table, wrapped
 from tracetool.tables.fields import Head, SchemaId, WithFigures, as_struct, doc, fields_of
 from tracetool.tables.results import POINTS
@@ -215,7 +216,8 @@ def _near(done: RecordedExploration, best: RecordedPlan, *, verbose: bool) -> li
     lines = []
     for plans, head, most in ((done.as_good, "as good", 2), (done.unproven, f"maybe {UNPROVEN_MARK}", 1)):
         for plan in plans if verbose else plans[:most]:
-            text = f"  {head}   {plan.step_ns / best.step_ns - 1:+.1%} {plan.text}"
+            bound = "at most " if plan.point.overlap in done.space.bounds else ""
+            text = f"  {head}   {bound}{plan.step_ns / best.step_ns - 1:+.1%} {plan.text}"
             text += f", {plan.way.text}" if plan.way.text != best.way.text else ""
             rests = plan.point.rests_on
             lines.append(f"{text}; rests on {', '.join(rests)}" if rests and plans is done.unproven else text)
@@ -235,5 +237,7 @@ def _tried(done: RecordedExploration, *, verbose: bool) -> list[str]:
         lines.append(f"  {format_count(done.refused.total(), 'plan')} cannot run, and why: -v")
     sized = "" if done.space.sizes is not None else " microbatches,"
     kept = f"degrees,{sized} recomputation: as recorded (a model's file has others)"
-    notes = [*done.notes] if verbose else done.notes[:1]
-    return [*lines, f"  {kept}", *map(Note, notes)]
+    notes: list[str] = [*map(Note, weightiest(done.notes))]
+    if len(notes) > 1 and not verbose:
+        notes[1:] = [f"{format_count(len(notes) - 1, 'note')} more: -v"]
+    return [*lines, f"  {kept}", *notes]
