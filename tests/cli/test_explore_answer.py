@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import TYPE_CHECKING
 
 import jsonschema
@@ -115,3 +116,34 @@ def test_a_fleet_that_is_too_small_is_said(
     told = capsys.readouterr().err
     assert "the job has 8 devices" in told
     assert "make wan at least 8 devices large" in told
+
+
+@pytest.mark.parametrize("hbm", ["80GB", "14GB", "6GB", "100GiB"])
+def test_all_candidates_are_accounted_for_and_a_limit_above_the_device_is_said(
+    files: list[str], capsys: pytest.CaptureFixture[str], hbm: str
+) -> None:
+    """Replayed, not replayed by each bound, and refused: the counts on the screen are all candidates."""
+    assert run(["explore", *files, "--leave", "placement,sharing", "--hbm", hbm]) == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    counts = re.search(r"([\d,]+) candidates, ([\d,]+) replayed; not replayed: (.*?)(?:note:|Next:)", shown)
+    assert counts is not None
+    others = re.findall(r"([\d,]+) by ", counts[3])
+    every, *parts = (int(number.replace(",", "")) for number in (counts[1], counts[2], *others))
+    assert every == sum(parts) > 0
+    assert ("cannot run: " in shown) == (hbm == "6GB")
+    assert ("the HBM limit is above what X has (74.51 GiB)" in shown) == (hbm == "100GiB")
+
+
+def test_a_plan_that_takes_longer_is_not_said_to_be_faster(
+    files: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    left = ["--leave", "tp,pp,dp,cp,ep,placement,microbatch,schedule,sharing,depth,p2p,chunks,beside,collectives"]
+    assert run(["explore", *files, *left, "--fix", "recompute=full"]) == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    assert shown.startswith("Stay with the declared plan's ")
+    assert "of what was asked for the best is tp 2 · dp 2 · pp 2 with 1f1b" in shown
+    assert "faster than" not in shown
+    assert run(["explore", *files, *left, "--fix", "recompute=none"]) == 0
+    assert "as the declared plan takes: nothing that was asked for is shorter" in " ".join(
+        capsys.readouterr().out.split()
+    )

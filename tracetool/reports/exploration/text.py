@@ -77,8 +77,16 @@ def headline(done: Exploration, best: Judged) -> str:
     if not done.base.runs:
         return f"{text}; the declared plan cannot run ({done.base.refusal})."
     gain = speedup(done.base.step_ns, best.step_ns)
+    declared = f"the declared plan's {format_duration(done.base.step_ns)}"
+    if best.step_ns == done.base.step_ns:
+        return f"{text}, as the declared plan takes: nothing that was asked for is shorter."
+    if best.step_ns > done.base.step_ns:
+        return (
+            f"Stay with {declared} a step: of what was asked for the best is {text.removeprefix('Run ')}, "
+            f"{best.step_ns / done.base.step_ns - 1:.1%} more."
+        )
     return (
-        f"{text}, {gain.faster_ratio:.1%} faster than the declared plan's {format_duration(done.base.step_ns)} "
+        f"{text}, {gain.faster_ratio:.1%} faster than {declared} "
         f"(T0/T1 - 1), {gain.shorter_ratio:.1%} less time a step (1 - T1/T0)."
     )
 
@@ -207,14 +215,23 @@ def searched(done: Exploration) -> list[str]:
     """What was looked at, and what was not replayed and why."""
     results = done.results
     pruned = ", ".join(f"{count:,} by {name}" for name, count in results.pruned.items())
+    refused = ""
+    if results.refused:
+        kinds = [f"{count:,} by {reason}" for reason, count in results.refused.most_common(_MOST)]
+        others = results.refused.total() - sum(count for _, count in results.refused.most_common(_MOST))
+        refused = f"; cannot run: {', '.join(kinds)}" + (f", {others:,} by other reasons" if others else "")
     lines = [
-        f"  {results.candidates:,} candidates, {results.replayed:,} replayed; not replayed: {pruned or 'none'}"
+        f"  {results.candidates:,} candidates, {results.replayed:,} replayed; not replayed: {pruned or 'none'}{refused}"
         + (
             f"; {results.open:,} not looked at in time, none faster than {format_duration(results.bound_ns)}"
             if results.open
             else ""
         )
     ]
+    workload = done.space.workload
+    if workload.hbm_bytes > workload.device.hbm_bytes:
+        has = f"{workload.device.name} has ({format_size(workload.device.hbm_bytes)})"
+        lines.append(Note(f"the HBM limit is above what {has}"))
     if done.error_ratio is None:
         lines.append(
             Note("no measured run of the model's file tells how far off a step may be: tracetool help estimate")
@@ -225,6 +242,6 @@ def searched(done: Exploration) -> list[str]:
 def nothing(done: Exploration) -> str:
     """Why no plan can run."""
     results = done.results
-    why = {**results.refused, **results.pruned}
+    why = results.refused + results.pruned
     reasons = ", ".join(f"{count:,} by {name}" for name, count in sorted(why.items(), key=lambda pair: -pair[1])[:3])
     return f"No plan of {results.candidates:,} can run: {reasons or 'the space is empty'}."
