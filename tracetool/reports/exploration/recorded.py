@@ -124,7 +124,8 @@ def render_recorded_text(done: RecordedExploration, *, verbose: bool = False) ->
         lines = [said, *_tried(done, verbose=verbose)]
         return ("\n".join(wrapped(lines)) + "\n").encode()
     rows: list[tuple[str, ...]] = [("choice", "step", "T0/T1-1", "1-T1/T0", "best alone")]
-    if done.start.step_ns != done.base.step_ns:
+    is_as_recorded = done.start.step_ns == done.base.step_ns
+    if not is_as_recorded:
         rows.append((*_figures(done, "as fixed", done.start), f"{done.start.order_text}, {done.start.point.p2p}"))
     rows += [_row(done, one) for one in done.alone if _gains(done, one)]
     joint = done.one_by_one.best
@@ -134,11 +135,8 @@ def render_recorded_text(done: RecordedExploration, *, verbose: bool = False) ->
     unasked = {"overlap"} if not done.space.overlaps else set()
     unasked |= {"microbatch"} if done.space.sizes is None else set()
     idle = [one.name for one in done.alone if not _gains(done, one) and one.name not in unasked]
-    after = (
-        [f"  {', '.join(idle)}: alone nothing beats {'the recorded' if done.start == done.base else 'what is fixed'}"]
-        if idle
-        else []
-    )
+    beaten = "the recorded" if is_as_recorded else "what is fixed"
+    after = [f"  {', '.join(idle)}: alone nothing beats {beaten}"] if idle else []
     if joint is not None and joint.step_ns > best.step_ns:
         more = joint.step_ns / best.step_ns - 1
         after.append(f"  only the joint choice gives {more:.1%} more than choosing one by one")
