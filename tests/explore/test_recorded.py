@@ -372,3 +372,13 @@ def test_the_next_command_gives_the_step_of_the_plan_named(
         following = ["replay", *asked[:3], *order, "-o"]
     assert run([*following[: following.index("-o")], "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["results"][0]["step_ns"] == named["step_ns"]
+
+
+def test_where_what_is_fixed_takes_another_schedule_choices_start_from_the_one_that_the_rule_names() -> None:
+    """Two stages per rank are no 1f1b: not the shortest, which rests on less."""
+    space = RecordedSpace(rebuilt("rt1f1b_m8"), CASES["rt1f1b_m8"][0], read_axes(["chunks=2"], []), frozenset({"p2p"}))
+    done = explore_recording(space)
+    assert done.best is not None
+    assert done.start == done.best != min(done.plans, key=lambda plan: plan.step_ns)
+    assert done.start.step_ns > done.base.step_ns
+    assert done.named is done.base

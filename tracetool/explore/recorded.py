@@ -227,8 +227,12 @@ def _changed(
         and ("schedule" in axes or plan.order_text == now.order_text)
         and ("overlap" in axes or plan.point.overlap == now.point.overlap)
     ]
-    best = _chosen(space, alike).best
-    return next((plan for plan in alike if plan.point is best), None)
+    return _best_of(space, alike)
+
+
+def _best_of(space: RecordedSpace, plans: Sequence[RecordedPlan]) -> RecordedPlan | None:
+    best = _chosen(space, plans).best
+    return next((plan for plan in plans if plan.point is best), None)
 
 
 def _start(space: RecordedSpace, plans: Sequence[RecordedPlan], base: RecordedPlan) -> RecordedPlan:
@@ -237,7 +241,7 @@ def _start(space: RecordedSpace, plans: Sequence[RecordedPlan], base: RecordedPl
     ordered = [plan for plan in alike if plan.point.schedule == space.baseline]
     if ordered and space.start == space.base:
         return base
-    return min(ordered or alike, key=lambda plan: plan.step_ns, default=base)
+    return _best_of(space, ordered or alike) or next(iter(ordered or alike), base)
 
 
 def _one_by_one(space: RecordedSpace, plans: Sequence[RecordedPlan], start: RecordedPlan) -> RecordedPlan:
