@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import sqlite3
 from collections import Counter
@@ -183,3 +184,12 @@ def test_digits_of_any_script_are_read_or_left(tmp_path: Path) -> None:
     (tmp_path / "rank0.jsonl").write_text(row, encoding="utf-8")
     run = ingest([tmp_path], tmp_path / "x.run")
     assert run.rows("SELECT start_ns, duration_ns, stream FROM events") == [(5, 4, None)]
+
+
+def test_hints_give_each_source_without_a_rank_another_one(tmp_path: Path) -> None:
+    """Of two exports of two processes each: as typed together, they are the ranks of one job."""
+    for name in ("a", "b"):
+        export(data("megatron", SMALL), tmp_path / name, How(payloads=False, together=True))
+        (tmp_path / name / "report.sqlite").rename(tmp_path / f"{name}.sqlite")
+    conflicts = discover([tmp_path / "a.sqlite", tmp_path / "b.sqlite"], keep_conflicts=True).conflicts
+    assert [re.findall(r":\d+=(\d+)", error.hint or "") for error in conflicts] == [["0"], ["1"], ["2"], ["3"]]

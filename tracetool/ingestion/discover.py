@@ -7,6 +7,7 @@ import re
 import shlex
 from collections import Counter
 from dataclasses import dataclass, field, replace
+from itertools import count
 from pathlib import PurePath
 from typing import TYPE_CHECKING
 
@@ -137,10 +138,9 @@ def discover(
     result.sources = in_order(_of_one_profiler(ranked, result.left))
     _split(result, result.sources if keep_conflicts else _unclear(result.sources))
     nameless = [item for item in result.sources if item.source.ranked and item.rank is None]
-    at: Counter[Path] = Counter()
-    for item in nameless:
-        result.conflicts.append(_no_rank(item, at[item.source.path]))
-        at[item.source.path] += 1
+    claimed = {item.rank for item in result.sources}
+    free = (rank for rank in count() if rank not in claimed)
+    result.conflicts += [_no_rank(item, 0 if item.source.complements else next(free)) for item in nameless]
     result.conflicts += job_conflicts(result.sources)
     if result.conflicts and not keep_conflicts:
         raise result.conflicts[0]
