@@ -6,9 +6,10 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
-from helpers.recorded import data, looked_at, rebuilt, run_of
+from helpers.recorded import SAMPLES, data, looked_at, rebuilt, run_of
 
 from tracetool.advice import advise, decide
+from tracetool.cli import run as command
 from tracetool.costs.over_links import over_links
 from tracetool.errors import BadTopology, ScenarioError, UnknownName
 from tracetool.explanation import explain
@@ -268,3 +269,14 @@ def test_what_passes_within_computes_has_no_time() -> None:
     when = busiest_time(found, Scenario(topology=topology), busiest)
     assert when.step_ns > 0
     assert when.start_ns is when.end_ns is when.busy_ratio is None
+
+
+def test_a_network_of_which_nothing_is_passed_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """All of the sample in one group of the innermost tier: every command says that its figures change nothing."""
+    network = tmp_path / "one.toml"
+    network.write_text(
+        'name = "one"\n[[tier]]\nname = "site"\nsize = 4\nbandwidth = "25Gbit/s"\nlatency = "10ms"\n', encoding="utf-8"
+    )
+    for words in (["replay"], ["sweep", "--schedule", "1f1b"], ["advise"], ["explore"]):
+        assert command([words[0], str(SAMPLES / "h100-1f1b"), *words[1:], "--network", str(network)]) == 0
+        assert "sit in one group of tier site" in " ".join(capsys.readouterr().out.split()), words

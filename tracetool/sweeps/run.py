@@ -31,7 +31,7 @@ from tracetool.whatif.depth import shortest_cycle_ns
 from tracetool.whatif.job import job_notes
 from tracetool.whatif.layers import layers_error
 from tracetool.whatif.own_error import is_like_the_recordings, own_error_notices
-from tracetool.whatif.remarks import collective_notes, host_notes, slowdown_notes
+from tracetool.whatif.remarks import collective_notes, host_notes, slowdown_notes, tier_notes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Sequence
@@ -61,6 +61,7 @@ def notes_of(recording: Reconstruction, grids: Sequence[Grid], points: Sequence[
             NoticeCode.UNPROVEN,
             f"unproven (± {UNPROVEN_MARK}): {UNPROVEN_TEXT} ({', '.join(marked)}); never named best ahead of others",
         )
+    notes += dict.fromkeys(note for grid in grids for note in tier_notes(grid.scenario.topology))
     links = {grid.name: grid.scenario.topology.links for grid in grids}
     shared = next(iter(links.values()))
     if all(each == shared for each in links.values()):

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from tracetool.model.scenario import Scenario
     from tracetool.model.schedule import Schedule
     from tracetool.model.timeline import Metrics
+    from tracetool.model.topology import Topology
     from tracetool.reconstruction import Reconstruction
     from tracetool.replays import Replayed
     from tracetool.whatif.results import Result
@@ -230,9 +231,18 @@ def _beyond_allocations(pipeline: Pipeline) -> list[Notice]:
     ]
 
 
+def tier_notes(topology: Topology) -> list[Notice]:
+    """Whether nothing of a network is passed: within a group of its innermost tier all is as recorded."""
+    if topology.seating is None or len({place for _, place in topology.rank_dcs}) > 1:
+        return []
+    tier = topology.seating.network.tiers[0].name
+    text = f"all ranks sit in one group of tier {tier}, where all is as recorded: its figures change nothing"
+    return [Notice(NoticeCode.TIER_UNPASSED, text)]
+
+
 def notes_of(pipeline: Pipeline, scenario: Scenario, results: Sequence[Result]) -> list[Notice]:
     """What holds for all results of an answer."""
-    notes = Notices()
+    notes = Notices(tier_notes(scenario.topology))
     if any(r.seen_error_ratio is not None for r in results):
         notes.add(
             NoticeCode.ERRORS_SEEN,

@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING
 
 from tracetool.reports.answer.text import fitted_table
 from tracetool.units import format_bandwidth, format_count
-from tracetool.whatif.accuracy import format_error
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -72,4 +71,4 @@ def _gain(gain: LayersGain) -> str:
     by = f"{gain.gain_ratio:.1%}"
     if gain.is_bound:
         return f"at most {by}"
-    return by if gain.error_ratio is None else f"{by} ±{format_error(gain.error_ratio)}"
+    return by if gain.error_ratio is None else f"{by} ±{gain.error_ratio:.1%}"
