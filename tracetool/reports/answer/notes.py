@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 
 _FIRST = (
     NoticeCode.FIDELITY, NoticeCode.TIER_UNPASSED, NoticeCode.PIPELINES_DIFFER, NoticeCode.LAYERS_GAIN,
-    NoticeCode.HBM_UNCHECKED, NoticeCode.HOST_BOUND, NoticeCode.COLLECTIVES_KEPT, NoticeCode.LINKS_SHARED, NoticeCode.RANKS_COPIED,
-    NoticeCode.PIPELINES_JOINED, NoticeCode.PIPELINES_ALIKE, NoticeCode.NAME_MEANT,
+    NoticeCode.HBM_UNCHECKED, NoticeCode.HOST_BOUND, NoticeCode.COLLECTIVES_KEPT, NoticeCode.LINKS_SHARED,
+    NoticeCode.RANKS_COPIED, NoticeCode.PIPELINES_JOINED, NoticeCode.PIPELINES_ALIKE, NoticeCode.NAME_MEANT,
 )  # fmt: skip
 
 
