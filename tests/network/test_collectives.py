@@ -29,7 +29,7 @@ _LIBRARIES: tuple[Algorithm, ...] = ("ring", "tree", "hierarchical")
         ("allgather", "ring", 7 / 8 * 640_000 + 7 * 1_000),
         ("reducescatter", "halving", 7 / 8 * 640_000 + 3 * 1_000),
         ("allreduce", "halving", 2 * 7 / 8 * 640_000 + 6 * 1_000),
-        ("allreduce", "tree", 2 * 640_000 + 2 * 3 * 1_000),  # trees of 8: 7 under 6, 6 under 4, 4 under 0
+        ("allreduce", "tree", 2 * 640_000 + 2 * 7 * 1_000),  # one HB domain: a chain
         ("broadcast", "ring", 640_000 + 7 * 1_000),
         ("alltoall", "direct", 7 / 8 * 640_000 + 1_000),
     ],
@@ -53,10 +53,28 @@ def test_hierarchical_is_inside_then_across_with_what_is_left_and_back() -> None
 
 
 def test_the_trees_are_a_double_tree() -> None:
-    """Every rank is inside one tree at most, so that nobody sends more than 2 V up and down together."""
-    for ranks in (2, 3, 5, 8, 12):
-        (phase,) = pattern(FLAT if ranks <= 8 else NODES, "allreduce", "tree", tuple(range(ranks))).phases
+    """Every domain is inside one tree at most, so that nobody sends more than 2 V up and down together."""
+    singles = Network("singles", (Tier("device", 1, 400 * GB), Tier("rail", 32, 50 * GB, 5_000)))
+    for ranks, network in itertools.product((2, 3, 5, 8, 12), (singles, NODES)):
+        (phase,) = pattern(network, "allreduce", "tree", tuple(range(ranks))).phases
         assert max(load.carried_bytes(V) for load in phase.loads if load.link.src_dc.startswith("device")) <= 2 * V
+
+
+def test_trees_pass_between_nodes_once() -> None:
+    """Of four nodes of four: 1 and 3 under 2, which is under 0; the other tree is the mirror. Chains lead there.
+
+    Node 2 has a parent and two children in one tree and is a leaf of the other: 2 V out, as with one rank in each node.
+    """
+    devices = tuple(range(16))
+    (phase,) = pattern(SHARED, "allreduce", "tree", devices).phases
+    (alone,) = pattern(SHARED, "allreduce", "tree", devices[::4]).phases
+    out = {load.link.name: load.carried_bytes(V) for load in phase.loads}
+    for load in alone.loads:
+        assert out[load.link.name] == load.carried_bytes(V)
+    assert alone.occupied_ns(V) == 2 * V / 50
+    assert alone.latency_ns == 2 * 2 * 5_000
+    assert phase.latency_ns == alone.latency_ns + 2 * 3 * 1_000
+    assert phase.occupied_ns(V) == alone.occupied_ns(V)
 
 
 @pytest.mark.parametrize("network", [FLAT, NODES, SHARED, THIN, DCS], ids=lambda network: network.name)

@@ -8,7 +8,8 @@ all-to-all):
   move at the same time: each edge carries V/n per hop, and a part meets the latencies of its hops one after another.
   It is one ring: libraries that run one through each port of a node come near ``hierarchical``.
 * ``tree`` (Sanders, Speck and Träff, "Two-tree algorithms for full bandwidth broadcast, reduction and scan", 2009; the
-  trees are NCCL's, src/graph/trees.cc): two binary trees carry V/2 each, up and down at once.
+  trees are NCCL's, src/graph/trees.cc and connect.cc): two binary trees of HB domains carry V/2 each, up and down at
+  once, through one rank of each domain, which a chain joins to the others.
 * ``halving`` (Rabenseifner, "Optimization of collective reduction operations", 2004: recursive vector halving and
   distance doubling): log2 n exchanges of V/2, V/4 ... with ranks 1, 2, 4 ... away, back again for the all-gather.
 * ``hierarchical`` (Cho et al., "BlueConnect", 2019; Jia et al., arXiv 1807.11205, with two tiers): reduce-scatter in
@@ -202,26 +203,33 @@ def _halving(network: Network, kind: Kind, devices: Sequence[int]) -> list[Phase
 
 
 def _trees(network: Network, devices: Sequence[int]) -> Phase:
-    ranks = len(devices)
+    """Two trees of HB domains, each through the first rank of a domain; a chain joins the others to it."""
+    domains: dict[int, list[int]] = defaultdict(list)
+    for device in devices:
+        domains[device // network.tiers[0].size].append(device)
+    heads = [members[0] for members in domains.values()]
     flows: list[Flow] = []
     latency = 0
     for tree in range(2):
-        ways = []
-        for rank in range(ranks):
-            up_ns = down_ns = 0
-            here = rank
-            while (parent := _parent(here, ranks, tree)) is not None:
-                up, down = (network.path(devices[a], devices[b]) for a, b in ((here, parent), (parent, here)))
-                if here == rank:
-                    flows += [(path, Fraction(1, 2), Fraction(1)) for path in (up, down)]
-                up_ns, down_ns, here = up_ns + up.latency_ns, down_ns + down.latency_ns, parent
-            ways.append((up_ns, down_ns))
-        latency = max(latency, max(up_ns for up_ns, _ in ways) + max(down_ns for _, down_ns in ways))
+        above = {below: head for members in domains.values() for head, below in pairwise(members)}
+        for number, head in enumerate(heads):
+            if (parent := _parent(number, len(heads), tree)) is not None:
+                above[head] = heads[parent]
+        edges = {below: (network.path(below, head), network.path(head, below)) for below, head in above.items()}
+        flows += [(path, Fraction(1, 2), Fraction(1)) for both in edges.values() for path in both]
+        ways = [[edges[each] for each in _to_root(device, above)] for device in devices]
+        latency = max(latency, sum(max(sum(both[way].latency_ns for both in hops) for hops in ways) for way in (0, 1)))
     return phase(flows, latency)
 
 
+def _to_root(device: int, above: Mapping[int, int]) -> Iterator[int]:
+    while device in above:
+        yield device
+        device = above[device]
+
+
 def _parent(rank: int, ranks: int, tree: int) -> int | None:
-    """A rank's parent in one of NCCL's two trees: the second has the leaves of the first inside."""
+    """A domain's parent in one of NCCL's two trees: the second has the leaves of the first inside."""
     if tree:
         moved = ranks - 1 - rank if ranks % 2 == 0 else (rank - 1) % ranks
         parent = _parent(moved, ranks, 0)
