@@ -324,7 +324,7 @@ class UnknownName(TraceToolError):
 
     def __init__(self, kind: str, name: str, known: Iterable[str], *, hint: str | None = None) -> None:
         names = sorted(known)
-        close = difflib.get_close_matches(name.lower(), names, n=2, cutoff=0.6)
+        close = difflib.get_close_matches(name if name.isupper() else name.lower(), names, n=2, cutoff=0.6)
         guess = f" Did you mean {' or '.join(repr(c) for c in close)}?" if close else ""
         super().__init__(f"no {kind} named {name!r}.{guess}", hint=hint or f"known: {', '.join(names)}")
 

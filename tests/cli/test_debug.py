@@ -11,7 +11,7 @@ from helpers.recorded import SAMPLES
 from helpers.small_pipeline import Job, write
 
 from tracetool.cli import cli, run
-from tracetool.cli.settings import leaves
+from tracetool.cli.set_options import leaves
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -12,7 +12,7 @@ from helpers.comparing import QUIET_STEPS, report
 from helpers.recorded import ROOT, SAMPLES, data
 
 from tracetool.cli import cli, run
-from tracetool.cli.settings import leaves
+from tracetool.cli.set_options import leaves
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

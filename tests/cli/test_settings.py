@@ -13,7 +13,7 @@ import pytest
 from helpers.recorded import SAMPLES
 
 from tracetool.cli import cli, run
-from tracetool.cli.settings import commands_with_settings, settable
+from tracetool.cli.set_options import commands_with_settings, settable
 
 SAMPLE = str(SAMPLES / "h100-1f1b")
 LINKED = """\
@@ -172,6 +172,47 @@ def test_what_cannot_be_set_is_refused_with_its_file_line_and_key(
     assert answer in said
     if "Invalid value" in answer:
         assert "Hint: it is set in tracetool.toml:1; --no-config ignores it" in said
+    assert _said(capsys, 0, "replay", SAMPLE, "--no-config", "-q")[0]
+
+
+def test_the_environment_goes_ahead_of_files_and_behind_what_is_typed(
+    capsys: pytest.CaptureFixture[str], project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TRACETOOL_HBM", "40GiB")
+    monkeypatch.setenv("TRACETOOL_DC", "0,1-2,3")
+    monkeypatch.setenv("TRACETOOL_LINK", "dc0-dc1=25Gbit/s,10ms dc1-dc2=50Gbit/s,10ms")
+    monkeypatch.setenv("TRACETOOL_SCHEDULE", "gpipe")
+    monkeypatch.setenv("TRACETOOL_REPLAY_SCHEDULE", "1f1b")
+    held, said = _report(capsys)
+    assert held["scenario"]["hbm_bytes"] == 40 << 30
+    assert {one["bandwidth_bytes_per_s"] for one in held["scenario"]["links"]} == {3_125_000_000, 6_250_000_000}
+    assert [one["schedule"] for one in held["results"]] == ["1f1b"]
+    assert said.startswith("note: as $TRACETOOL_DC, $TRACETOOL_LINK, $TRACETOOL_HBM, $TRACETOOL_REPLAY_SCHEDULE says: ")
+    assert _report(capsys, "--hbm", "60GiB")[0]["scenario"]["hbm_bytes"] == 60 << 30
+    held, said = _report(capsys, "--no-config")
+    assert (held["scenario"]["links"], said) == ([], "")
+    shown = _said(capsys, 0, "config")[0]
+    assert "$TRACETOOL_HBM" in next(line for line in shown.splitlines() if line.startswith("hbm "))
+    assert "$TRACETOOL_REPLAY_SCHEDULE" in next(line for line in shown.splitlines() if line.startswith("replay.sch"))
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "answer"),
+    [
+        ("HMB", "80GiB", "no setting for $TRACETOOL_HMB named 'HMB'. Did you mean 'MBS' or 'HBM'?"),
+        ("HBM", "80", "$TRACETOOL_HBM: hbm: '80' has no unit"),
+        ("QUIET", "maybe", "$TRACETOOL_QUIET is true or false, not 'maybe'."),
+        ("MICROBATCHES", "0", "Invalid value for '--microbatches': 0 is not in the range 1<=x<=65536"),
+    ],
+)
+def test_variables_that_set_nothing_are_refused(
+    variable: str, value: str, answer: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(f"TRACETOOL_{variable}", value)
+    said = _said(capsys, 2, "replay", SAMPLE)[1]
+    assert answer in said
+    if "Invalid value" in answer:
+        assert f"Hint: it is set in $TRACETOOL_{variable}; --no-config ignores it" in said
     assert _said(capsys, 0, "replay", SAMPLE, "--no-config", "-q")[0]
 
 

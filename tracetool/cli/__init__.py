@@ -28,7 +28,8 @@ from tracetool.cli.paper import paper
 from tracetool.cli.replay import replay
 from tracetool.cli.report import report
 from tracetool.cli.schedules import schedules
-from tracetool.cli.settings import heeding_settings, leaves, set_where
+from tracetool.cli.set_options import leaves
+from tracetool.cli.settings import heeding_settings, set_where
 from tracetool.cli.sql import sql
 from tracetool.cli.sweep import sweep
 from tracetool.cli.validate import validate

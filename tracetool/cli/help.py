@@ -16,21 +16,15 @@ import click
 from click.shell_completion import CompletionItem, get_completion_class
 
 from tracetool.cli.output import JSON, flag_of, next_step, print_json
-from tracetool.cli.settings import (
-    commands_with_settings,
-    find_settings,
-    key_of,
-    place_of,
-    read_settings,
-    settable,
-    shared_options,
-)
+from tracetool.cli.set_options import commands_with_settings, key_of, settable, shared_options
+from tracetool.cli.setting_sources import find_settings, settings_in_effect
+from tracetool.cli.settings import place_of
 from tracetool.errors import UnknownName
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from tracetool.cli.settings import SetOption
+    from tracetool.cli.set_options import SetOption
 
 TOPICS = Path(__file__).parents[1] / "help"
 _LINK = re.compile(r"\[([\w-]+)\]\(\1\.md\)")
@@ -182,12 +176,13 @@ def config(context: click.Context, command: tuple[str, ...], *, schema: bool, as
         _print_rows(_held_by(context.find_root(), list(command)), as_json=as_json)
         return
     path = find_settings(Path.cwd())
-    if path is None and not as_json:
-        click.echo("no settings: no tracetool.toml here or above, and no [tool.tracetool] in a pyproject.toml")
+    settings = settings_in_effect(root, path)
+    if not settings and not as_json:
+        click.echo("no settings: no tracetool.toml here or above, no [tool.tracetool] in a pyproject.toml, no variable")
         next_step("tracetool help settings", quiet=False)
         return
     held: dict[tuple[str, str], tuple[SetOption, list[str]]] = {}
-    for name, of_command in ({} if path is None else read_settings(path, root)).items():
+    for name, of_command in settings.items():
         for setting in of_command.values():
             held.setdefault((setting.table, key_of(setting.option)), (setting, []))[1].append(name)
     rows = [["setting", "value", "from", "holds for"]]
