@@ -62,6 +62,28 @@ def test_a_file_that_is_no_trace(capsys: pytest.CaptureFixture[str], tmp_path: P
     assert "no trace found" in _refused(capsys, "info", tmp_path)
 
 
+@pytest.mark.parametrize(
+    ("name", "text", "hint"),
+    [
+        ("job.toml", '# ours\n[model]\nname = "x"\n', "it is a job's shape: tracetool estimate "),
+        ("fleet.toml", '[[tier]]\nname = "node"\n', "it is a network: name traces or a Run, and --network "),
+        (
+            "report.json",
+            '{"$schema": "urn:tracetool:schema:1:report"}',
+            "it is an answer of this tool: name the traces",
+        ),
+        ("other.toml", '[tool]\nname = "x"\n', "tracetool reads torch.profiler"),
+    ],
+)
+def test_other_files_of_ours_say_what_they_are_for(
+    name: str, text: str, hint: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    (tmp_path / name).write_text(text, encoding="utf-8")
+    error = _refused(capsys, "advise", tmp_path / name)
+    assert f"{name} is no trace of a known format" in error
+    assert f"Hint: {hint}" in error
+
+
 def test_one_rank_missing(capsys: pytest.CaptureFixture[str], ranks: Path) -> None:
     (ranks / "rank2.json.gz").unlink()
     error = _refused(capsys, "replay", ranks)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import xxhash
 
 from tracetool.errors import DuplicateRank, IngestError, MalformedTrace, MissingRank, Option, UnknownFormat
-from tracetool.ingestion.walk import walk, why_unknown
+from tracetool.ingestion.walk import purpose_of, walk, why_unknown
 from tracetool.readers import READERS, UNRANKED, Group, Identity, Left, Source, Splitter
 from tracetool.store import is_local
 
@@ -224,7 +224,7 @@ def _check_named(unknown: list[Path]) -> None:
         broken, reason = why_unknown(file)
         raise UnknownFormat(
             f"{reason}." if broken else f"{file} is no trace of a known format.",
-            hint=_KNOWN,
+            hint=purpose_of(file) or _KNOWN,
         )
 
 

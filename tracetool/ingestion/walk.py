@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import difflib
+import re
 import stat
 from typing import TYPE_CHECKING
 
-from tracetool.errors import IngestError, UnknownFormat
+from tracetool.errors import IngestError, Option, UnknownFormat
 from tracetool.readers import Left
 from tracetool.readers.files import ByteStream
 from tracetool.store.run import MANIFEST, is_run
@@ -155,3 +156,17 @@ def why_unknown(file: Path) -> tuple[bool, str]:
     if head[:1] in b"{[" and b"\0" in head:
         return True, f"{file} holds NUL bytes: a download or an editor changed it"
     return False, "no trace of a known format"
+
+
+def purpose_of(file: Path) -> str | None:
+    """What a file that is no trace is for, where it is an input or an output of this tool; None otherwise."""
+    head = ByteStream(file).head(1 << 12)
+    if b'"urn:tracetool:schema:' in head[:200]:
+        return "it is an answer of this tool: name the traces or the Run; tracetool compare takes reports"
+    if file.suffix.lower() != ".toml":
+        return None
+    if re.search(rb"^\[model\]", head, re.MULTILINE):
+        return f"it is a job's shape: tracetool estimate {file} --network n.toml, or tracetool explore, answers from it"
+    if re.search(rb"^\[\[tier\]\]", head, re.MULTILINE):
+        return f"it is a network: name traces or a Run, and {Option.NETWORK(file)}"
+    return None
