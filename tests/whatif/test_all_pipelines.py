@@ -117,7 +117,7 @@ def test_what_is_of_one_pipeline_is_refused(straggling: _Made) -> None:
         tt.answer(straggling.found, "1f1b", pipelines=straggling.joined(), jitter_seed=1)
 
 
-def test_replay_takes_all_together_where_asked_and_says_where_they_differ(
+def test_replay_takes_all_together_where_they_differ_and_says_where_it_does_not(
     straggling: _Made, equal: _Made, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def printed(*words: object) -> str:
@@ -134,7 +134,9 @@ def test_replay_takes_all_together_where_asked_and_says_where_they_differ(
     one = json.loads(printed(straggling.path, "--schedule", "gpipe", "--json", "--pipeline", 0))
     assert one["pipelines"] is one["results"][0]["slowest"] is None
     assert one["baseline"]["step_ns"] < told["baseline"]["step_ns"]
-    by_itself = json.loads(printed(straggling.path, "--schedule", "gpipe", "--json"))
+    unasked = json.loads(printed(straggling.path, "--schedule", "gpipe", "--json"))
+    assert unasked | {"command": ""} == told | {"command": ""}
+    by_itself = json.loads(printed(straggling.path, "--schedule", "gpipe", "--json", "--jitter", 1))
     assert by_itself["pipelines"]["joined"] is False
     assert by_itself["baseline"]["step_ns"] == one["baseline"]["step_ns"]
     (differ,) = [note for note in by_itself["notes"] if "pipelines differ" in note]
@@ -148,7 +150,7 @@ def test_replay_takes_all_together_where_asked_and_says_where_they_differ(
 
 
 def test_every_face_replays_the_same_pipeline_where_they_differ(capsys: pytest.CaptureFixture[str]) -> None:
-    """One truth, over a link: replay, sweep, advise and explain take one pipeline unless all are asked for."""
+    """One truth, over a link: replay, sweep, advise and explain take all pipelines where they differ."""
     recording, place = (
         str(derived(data("h100-pp4", "traces", "tp2pp2_1f1b_m8")).path),
         ["--schedule", "1f1b", "--dc", "0,1"],
@@ -161,7 +163,7 @@ def test_every_face_replays_the_same_pipeline_where_they_differ(capsys: pytest.C
         return found
 
     replayed = asked("replay", *link)
-    assert any("pipelines differ" in note for note in replayed["notes"])
+    assert replayed["pipelines"]["joined"] is True
     steps = {
         "replay": replayed["results"][0]["step_ns"],
         "sweep": asked("sweep", "--bandwidth", "25Gbit/s", "--latency", "10ms", "--no-knees")["points"][0]["step_ns"],
@@ -221,7 +223,8 @@ def test_every_face_replays_all_pipelines_alike(
     }
     assert set(steps.values()) == {replayed}, (replayed, steps)
     assert validated["rows"][1]["reason"].startswith("the row has 2 pipelines on its links, the Run 4")
-    alone = _asked(capsys, "replay", straggling.path, "--schedule", "1f1b", *WAN)["results"][0]["step_ns"]
+    first = ["--schedule", "1f1b", "--pipeline", 0]
+    alone = _asked(capsys, "replay", straggling.path, *first, *WAN)["results"][0]["step_ns"]
     assert replayed > 1.05 * alone
 
 

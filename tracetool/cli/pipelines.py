@@ -25,12 +25,12 @@ PIPELINE = click.option(
     show_default=True,
     metavar="N",
     callback=ahead_of("all_pipelines"),
-    help="Which of several pipelines.",
+    help="One of several pipelines by itself.",
 )
 ALL_PIPELINES = click.option(
     "--all-pipelines",
     is_flag=True,
-    help="All pipelines together, joined by their gradient reductions; default: the first one by itself.",
+    help="All pipelines together, joined by their gradient reductions; default where they differ.",
 )
 _OF_ONE = (
     "pipeline", "each_step", "jitter", "overlap", "tensor_bandwidth", "copy_missing_ranks", "network", "tier",
@@ -42,7 +42,7 @@ _OF_ONE = (
 def asked_pipelines(
     run: Run, reconstruction: Reconstruction, change: Callable[[Reconstruction], Reconstruction]
 ) -> tuple[Reconstruction, SortedPipelines | None]:
-    """What was reconstructed: of all pipelines where they are asked for, else of one; and which of them are alike.
+    """What was reconstructed: of all pipelines where they are asked for or differ, else of one; and which are alike.
 
     Args:
         run: The recording.
@@ -68,12 +68,12 @@ def asked_pipelines(
         raise ScenarioError(
             f"--all-pipelines takes all pipelines as recorded: it does not go with {flags}.", hint="leave out either"
         )
-    if given or len({place.pipeline for place in reconstruction.coordinates} - {None}) < 2:
+    if "pipeline" in given or len({place.pipeline for place in reconstruction.coordinates} - {None}) < 2:
         return reconstruction, None
-    if asked:
+    known = sorted_pipelines(run)
+    if asked or (known.differ and not known.left_out and not given):
         whole = join_pipelines(run, reconstruction, change=change)
         return whole, None if whole.pipeline.job is None else whole.pipeline.job.sorted
-    known = sorted_pipelines(run)
     if not known.alike:
         return reconstruction, None
     notes = pipeline_notes(reconstruction.notes, known, None, Scenario())
