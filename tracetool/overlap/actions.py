@@ -17,12 +17,12 @@ from tracetool.overlap.hidden import hidden_work
 from tracetool.overlap.hosts import action_times
 from tracetool.overlap.losses import losses
 from tracetool.overlap.machine import REDUCE_HOPS
+from tracetool.overlap.notes import overlap_note, overlap_notes
 from tracetool.overlap.pairs import read_pairs
 from tracetool.overlap.prediction import NO_HOST_NS, call_time, overlap_error
 from tracetool.overlap.recording import read_recording
 from tracetool.overlap.variants import refusal
 from tracetool.units import format_bandwidth, format_count, format_duration
-from tracetool.whatif.layers import overlap_note, overlap_notes
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
