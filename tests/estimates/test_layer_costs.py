@@ -45,6 +45,12 @@ class Priced:
         self.asked.append((kind, group, payload_bytes))
         return payload_bytes
 
+    def exchange_ns(self, group: Group, payload_bytes: int) -> int:
+        return self.collective_ns("alltoall", group, payload_bytes)
+
+    def collective_blocks(self, group: Group) -> int:  # noqa: ARG002
+        return 0
+
     def message_ns(self, payload_bytes: int, rank: int) -> int | None:
         return payload_bytes + rank
 

@@ -39,6 +39,14 @@ class ByteCounter:
         """As many ns as bytes."""
         return ROUNDS[kind] * payload_bytes if group == self.group else 0
 
+    def exchange_ns(self, group: Group, payload_bytes: int) -> int:
+        """As many ns as bytes."""
+        return payload_bytes if group == self.group else 0
+
+    def collective_blocks(self, group: Group) -> int:  # noqa: ARG002 - nothing overlaps
+        """Not known."""
+        return 0
+
     def message_ns(self, payload_bytes: int, rank: int) -> int | None:  # noqa: ARG002 - none takes any time
         """No time."""
         return None

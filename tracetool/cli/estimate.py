@@ -30,6 +30,9 @@ _FILE = click.Path(path_type=Path, dir_okay=False)
 @click.option(
     "--layers", type=_FILE, metavar="LAYERS.json", help="Layer timings, in place of the device's curve of efficiency."
 )
+@click.option(
+    "--overlap", metavar="WAY", help="Layers that run collectives beside products: slice:N, p2p, p2p:N or async-tp."
+)
 @click.option("--plans", type=_FILE, metavar="PLANS.json", help="Measured plans: predict each from layer timings.")
 @VERBOSE
 @JSON
@@ -39,6 +42,7 @@ def estimate(
     network: Path | None,
     fit: tuple[str, ...],
     layers: Path | None,
+    overlap: str | None,
     plans: Path | None,
     *,
     verbose: bool,
@@ -57,8 +61,10 @@ def estimate(
       tracetool estimate --plans plans.json --layers layers.json --network n.toml
     """
     if plans is not None:
-        if model is not None or fit:
-            raise ScenarioError("plans are predicted from layer timings alone.", hint="leave model and --fit out")
+        if model is not None or fit or overlap:
+            raise ScenarioError(
+                "plans are predicted from layer timings alone.", hint="leave model, --fit and --overlap out"
+            )
         _plans(plans, layers, network, verbose=verbose, as_json=as_json, quiet=quiet)
     elif model is not None and model.is_dir():
         raise ScenarioError(
@@ -66,7 +72,7 @@ def estimate(
             hint=f"of traces, tracetool replay {shlex.quote(str(model))} tells what a step takes",
         )
     elif model is not None:
-        _model(model, network, fit, layers, verbose=verbose, as_json=as_json, quiet=quiet)
+        _model(model, network, fit, layers, overlap, verbose=verbose, as_json=as_json, quiet=quiet)
         if not as_json:
             next_step(following("estimate", "-v"), quiet=quiet or verbose)
     else:
@@ -78,6 +84,7 @@ def _model(
     network: Path | None,
     fit: tuple[str, ...],
     layers: Path | None,
+    overlap: str | None,
     *,
     verbose: bool,
     as_json: bool,
@@ -87,7 +94,7 @@ def _model(
     from tracetool.reports.estimate import json, text
 
     with ProgressBar(quiet=quiet, doing="estimating", of="jobs") as progress:
-        estimated = run(model, network, fit=fit, layers=layers, progress=progress)
+        estimated = run(model, network, fit=fit, layers=layers, overlap=overlap, progress=progress)
     facts = _facts(estimated.network, estimated.timings)
     if as_json:
         print_result(json.render_estimate(estimated, facts).decode())

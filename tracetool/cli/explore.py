@@ -70,7 +70,7 @@ _FILE = click.Path(path_type=Path, dir_okay=False)
 @click.option(
     "--overlap",
     metavar="WAY,...",
-    help=f"Of a recording: also layers that overlap collectives and products: {WAYS_HELP}.",
+    help=f"Also layers that overlap collectives and products: {WAYS_HELP}.",
 )
 @click.option("--mbs", type=click.IntRange(1), metavar="N", help="Of a recording: sequences of its microbatches.")
 @click.option("--seq", type=click.IntRange(1), metavar="N", help="Of a recording: tokens of its sequences.")
@@ -121,10 +121,10 @@ def explore(
     searched, and each plan is what replay gives.
 
     \b
-    Axes: tp cp ep pp dp placement schedule depth chunks microbatch recompute p2p
-          collectives beside sharing routing compression
-    Of a recording: placement schedule depth chunks microbatch p2p collectives
-          sharing routing compression
+    Axes: tp cp ep pp dp placement schedule depth chunks microbatch recompute
+          overlap p2p collectives beside sharing routing compression
+    Of a recording: placement schedule depth chunks microbatch overlap p2p
+          collectives sharing routing compression
 
     \b
     Examples:
@@ -163,7 +163,7 @@ def explore(
         _show_recorded(explored, output, force=force, verbose=verbose, as_json=as_json, quiet=quiet)
         return
     _refuse(_OF_RECORDINGS, "recordings", "name a Run or traces, or leave it out")
-    space, error_ratio = _space(model, network, fit, fix, tried, leave, hbm)
+    space, error_ratio = _space(model, network, fit, (fix, _with_ways(tried, overlap), leave), hbm)
     compared = {path.stem: read_plan(path, space.base) for path in baselines}
     failing = [parse_failure(text, space.workload) for text in failures]
     with ProgressBar(quiet=quiet, doing="searching", of="plans") as progress:
@@ -182,7 +182,7 @@ def explore(
 
 
 _OF_SHAPES = ("fit", "baselines", "failures", "state")
-_OF_RECORDINGS = ("overlap", "mbs", "seq")
+_OF_RECORDINGS = ("mbs", "seq")
 """Options that are about jobs of one kind alone."""
 
 
@@ -229,12 +229,15 @@ def _recorded_space(
     if (sequences is None) != (length is None):
         raise ScenarioError("--mbs and --seq belong together.", hint="add both, as in --mbs 1 --seq 2048")
     fixed, tried, leave = axes
-    choice, given, left, ways = read_network(network), read_axes(fixed, tried), _left(leave), ways_of(overlap)
+    choice, given, left = read_network(network), read_axes(fixed, tried), _left(leave) - {"overlap"}
+    asked = given.pop("overlap", ())
+    ways = ways_of(overlap if not asked else ",".join(asked))
     limit = None if hbm is None else parse_size_bytes(hbm)
     with ProgressBar(quiet=quiet) as progress:
         run = open_run(paths, progress, keep=("args",) if ways else ())
     recording = reconstruct(run)
     overlaps, notes = layer_overlaps(run, ways) if ways else ((), ())
+    overlaps = tuple(each for each in overlaps if not asked or each.way in asked)
     recording = replace(recording, notes=(*recording.notes, *notes))
     sizes = None if sequences is None or length is None else MicrobatchSize(sequences, length)
     return RecordedSpace(recording, choice, given, left, hbm_bytes=limit, overlaps=overlaps, sizes=sizes)
@@ -278,6 +281,11 @@ def _replay_of(done: RecordedExploration) -> str:
     return following("replay", *words, "-o", free_name("gantt.png"), without={"overlap"})
 
 
+def _with_ways(tried: tuple[str, ...], overlap: str | None) -> tuple[str, ...]:
+    """Axes with the ways that layers are to overlap in, and layers as they are."""
+    return tried if overlap is None else (*tried, f"overlap={','.join(ways_of(overlap))}")
+
+
 def _left(leave: tuple[str, ...]) -> frozenset[AxisName]:
     from tracetool.explore.space import parse_axis
 
@@ -305,9 +313,7 @@ def _space(
     model: Path,
     network: Path,
     fit: tuple[str, ...],
-    fix: tuple[str, ...],
-    tried: tuple[str, ...],
-    leave: tuple[str, ...],
+    axes: tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]],
     hbm: str | None,
 ) -> tuple[Space, float | None]:
     from tracetool.estimates.file import read_model
@@ -317,6 +323,7 @@ def _space(
     from tracetool.network.file import read_network
     from tracetool.units import parse_size_bytes
 
+    fix, tried, leave = axes
     choice = read_network(network)
     asked = read_model(model, fit, choice)
     device = asked.job.device

@@ -99,6 +99,7 @@ class TierInfo(msgspec.Struct, kw_only=True):
     connections: Annotated[int, doc("Connections that fill it.")]
     rail_only: Annotated[bool, doc("Whether it joins devices of the same number in their innermost groups alone.")]
     times: Annotated[list[tuple[int, int]], doc("Measured messages, bytes and ns; empty of one bandwidth.")]
+    collective_blocks: Annotated[int, doc("Thread blocks that a collective over it holds; 0 if that is not known.")] = 0
 
 
 class RunByInfo(msgspec.Struct, kw_only=True):

@@ -10,6 +10,7 @@ from tracetool.errors import checked
 from tracetool.estimates.estimating import Estimate
 from tracetool.estimates.estimating import estimate as replayed
 from tracetool.estimates.file import read_model
+from tracetool.estimates.layer_overlap import parse_way
 from tracetool.estimates.many import estimate_many
 from tracetool.estimates.timings import read_layers
 from tracetool.network.file import NetworkChoice, read_network
@@ -69,6 +70,7 @@ def estimate(
     *,
     fit: str | Sequence[str] = (),
     layers: Path | str | None = None,
+    overlap: str | None = None,
     progress: Progress | None = None,
 ) -> Estimated:
     """Estimate a job that nobody has run: its step, utilisation and memory, from shapes or layer timings.
@@ -78,13 +80,16 @@ def estimate(
         network: The network, or its file; without, messages take no time.
         fit: Names of measured runs of the file to fit the device's efficiency on.
         layers: A file of layer timings, in place of the device's curve of efficiency.
+        overlap: How layers run collectives of tensor parallelism beside their products, as ``slice:4``; by default as
+            the file says.
         progress: Told how many jobs there are, and how many are estimated.
 
     Returns:
         The estimate of the job and of the file's measured runs.
 
     Raises:
-        ScenarioError: If a file cannot be read or something does not divide.
+        ScenarioError: If a file cannot be read, something does not divide, or nothing tells what layers that overlap
+            take.
         UnknownName: If no measured run has a name.
         BadTopology: If the job does not fit on the network.
 
@@ -116,7 +121,8 @@ def estimate(
     timings = None if layers is None else read_layers(Path(layers))
     names = [fit] if isinstance(fit, str) else list(fit)
     asked = read_model(Path(model), names, choice, timed=timings is not None)
-    jobs = [asked.job, *asked.measured]
+    job = asked.job if overlap is None else asked.job.overlapping(parse_way(overlap))
+    jobs = [job, *asked.measured]
     if choice is not None and timings is None:
         done, *rows = estimate_many(jobs, choice, progress)
     else:

@@ -53,6 +53,10 @@ class Job:
         """The same at another efficiency."""
         return replace(self, training=replace(self.training, efficiency_ratio=efficiency_ratio))
 
+    def overlapping(self, way: str) -> Job:
+        """The same with layers that run so."""
+        return replace(self, training=replace(self.training, overlap=way))
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Estimate:

@@ -13,8 +13,10 @@ import msgspec
 from tracetool.errors import Option, ScenarioError, UnknownName
 from tracetool.estimates.device import Accelerator
 from tracetool.estimates.estimating import Job, fit_efficiency
+from tracetool.estimates.layer_overlap import parse_way
 from tracetool.estimates.training import Training
 from tracetool.estimates.transformer import Experts, Recompute, Transformer
+from tracetool.model.pipeline import NO_OVERLAP
 from tracetool.network.file import read_network
 from tracetool.tables.fields import doc, parsed, read_toml
 from tracetool.units import (
@@ -78,6 +80,9 @@ class TrainingTable(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     recompute: Annotated[Recompute, doc("What the backward computes anew.")] = "none"
     sharded_optimizer: Annotated[bool, doc("Whether data-parallel ranks share the optimizer's state.")] = False
     overlap_reduction: Annotated[bool, doc("Whether gradients are reduced beside the last backward.")] = False
+    overlap: Annotated[
+        str, doc("How layers run collectives beside their products: none, slice:4, p2p, p2p:2, async-tp.")
+    ] = NO_OVERLAP
 
 
 class DeviceTable(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
@@ -218,7 +223,7 @@ def _training(table: TrainingTable, efficiency_ratio: float) -> Training:
         sequence=table.sequence, efficiency_ratio=efficiency_ratio, recompute=table.recompute,
         sequence_parallel=table.sequence_parallel, context=table.context, chunks=table.chunks,
         data=table.data, expert=table.expert, sharded_optimizer=table.sharded_optimizer,
-        overlap_reduction=table.overlap_reduction,
+        overlap_reduction=table.overlap_reduction, overlap=parse_way(table.overlap),
     )  # fmt: skip
 
 

@@ -19,6 +19,10 @@ from dataclasses import dataclass
 from statistics import median
 from typing import TYPE_CHECKING
 
+from tracetool.errors import ScenarioError
+from tracetool.estimates.layer_overlap import CurveOverlap
+from tracetool.model.pipeline import NO_OVERLAP
+
 if TYPE_CHECKING:
     from tracetool.estimates.device import Accelerator
     from tracetool.estimates.timings import LayerTimings, Rows
@@ -83,13 +87,20 @@ class CurveCosts:
     def layer(self) -> Passes:
         """A layer, with what its backward computes anew."""
         attention, others, gathers = self._attention(), self._others(), self._tensor_collectives_ns()
-        forward = attention.forward_ns + others.forward_ns + gathers
-        backward = attention.backward_ns + others.backward_ns + gathers
+        changed = self._overlap()
+        forward = attention.forward_ns + others.forward_ns + gathers + changed.forward_ns
+        backward = attention.backward_ns + others.backward_ns + gathers + changed.backward_ns
         if self._training.recompute == "full":
             backward += forward
         elif self._training.recompute == "selective" and not self._model.fused_attention:
             backward += attention.forward_ns
         return Passes(forward, backward, others.weight_ns)
+
+    def _overlap(self) -> Passes:
+        """What collectives beside products change; nothing of layers as they are."""
+        if self._training.overlap == NO_OVERLAP:
+            return Passes(0, 0)
+        return Passes(*CurveOverlap(self._model, self._device, self._training, self._transport).change())
 
     def ahead(self) -> Passes:
         """The embedding: a look-up, next to nothing."""
@@ -200,10 +211,15 @@ class TimedCosts:
         timings: Of its layers.
 
     Raises:
-        ScenarioError: If the file has none of this model, microbatch and number of ranks.
+        ScenarioError: If the file has none of this model, microbatch and number of ranks, or layers are to overlap.
     """
 
     def __init__(self, model: Transformer, training: Training, timings: LayerTimings) -> None:
+        if training.overlap != NO_OVERLAP:
+            raise ScenarioError(
+                "layer timings hold collectives and products in one: what overlap changes is not known.",
+                hint="take the device's curve",
+            )
         self._rows = timings.of(model.name, training.tensor, training.batch)
 
     def ahead(self) -> Passes:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol
 
 from tracetool.errors import ScenarioError, UnsupportedShape
 from tracetool.model.action import ActionKind
-from tracetool.model.pipeline import BLOCKING
+from tracetool.model.pipeline import BLOCKING, NO_OVERLAP
 from tracetool.model.schedule import PipelineShape
 from tracetool.network.placement import Degrees, narrowed_rule
 from tracetool.schedules import REFERENCE, REFERENCE_OF_CHUNKS, build_schedule, kind_of
@@ -47,6 +47,7 @@ class Training:
         schedule: Order of each rank's actions, by name; by default 1F1B, or interleaved of several chunks.
         extra_forwards: Warm-up forwards of each pipeline rank beyond 1F1B's, of schedules that have any.
         p2p: How messages between stages are issued; by default as Megatron-LM and torch issue those of the schedule.
+        overlap: How layers run collectives of tensor parallelism beside their products (``estimates.layer_overlap``).
     """
 
     tensor: int
@@ -67,6 +68,7 @@ class Training:
     schedule: str = ""
     extra_forwards: tuple[int, ...] = ()
     p2p: P2PMode | None = None
+    overlap: str = NO_OVERLAP
 
     @property
     def order(self) -> Schedule:
@@ -213,6 +215,12 @@ class CollectiveTransport(Protocol):
     def collective_ns(self, kind: Kind, group: Group, payload_bytes: int) -> int:
         """What a collective of the first such group takes, of that much over all its ranks."""
 
+    def exchange_ns(self, group: Group, payload_bytes: int) -> int:
+        """What a rank's send to one other rank of such a group and its receive from another take, of that much each."""
+
+    def collective_blocks(self, group: Group) -> int:
+        """Thread blocks, each on an SM, that collectives of such a group hold on a device; 0 if that is not known."""
+
 
 class Transport(CollectiveTransport, Protocol):
     """What carries collectives and messages."""
@@ -276,6 +284,14 @@ class WithinNode:
         rounds = 2 if kind == "allreduce" else 1
         share = (self.tensor - 1) / self.tensor
         return round(rounds * payload_bytes * share / self.bandwidth_bytes_per_s * 1e9)
+
+    def exchange_ns(self, group: Group, payload_bytes: int) -> int:  # noqa: ARG002 - as any group's
+        """At the bandwidth."""
+        return round(payload_bytes / self.bandwidth_bytes_per_s * 1e9)
+
+    def collective_blocks(self, group: Group) -> int:  # noqa: ARG002 - nothing says
+        """Not known."""
+        return 0
 
     def message_ns(self, payload_bytes: int, rank: int) -> int | None:  # noqa: ARG002 - none takes any time
         """No time."""

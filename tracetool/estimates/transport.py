@@ -15,7 +15,7 @@ from tracetool.estimates.seats import seats_of
 from tracetool.estimates.training import fitting, hops_of
 from tracetool.model.topology import Topology
 from tracetool.network.collectives import fitting as algorithms_for
-from tracetool.network.collectives import pattern
+from tracetool.network.collectives import pattern, ways_round
 from tracetool.network.link import Link
 
 if TYPE_CHECKING:
@@ -153,6 +153,28 @@ class OverTiers:
                 default=0,
             )
         return int(self.known[key])
+
+    def exchange_ns(self, group: Group, payload_bytes: int) -> int:
+        """Between the neighbours that are farthest apart; of what all its ranks pass at once, each has its share."""
+        key = "exchange", group, payload_bytes
+        if key not in self.known:
+            groups = self.seats.groups[group]
+            network = self._narrowed(self._divided(self.seats.network, groups.sharing or (1,)))
+            took = [0]
+            for devices in groups.unlike:
+                paths = ways_round(network, devices)
+                took += [path.occupancy_ns(payload_bytes) + path.latency_ns for path in paths]
+                links, everything = self._links(groups.sharing), payload_bytes * len(devices)
+                together = _took_ns(self.seats.network, "alltoall", "auto", devices, links, everything)
+                took.append(together // (len(devices) - 1))
+            self.known[key] = max(took)
+        return int(self.known[key])
+
+    def collective_blocks(self, group: Group) -> int:
+        """Those of the outermost tier that such a group reaches over."""
+        network = self.seats.network
+        reached = (network.crossed(min(devices), max(devices)) or 0 for devices in self.seats.groups[group].unlike)
+        return network.tiers[max(reached, default=0)].collective_blocks
 
     def _links(self, sharing: tuple[int, ...]) -> Mapping[int, Link]:
         """What a group has of each sort of resource, by the bandwidth that marks it."""

@@ -27,6 +27,7 @@ CHOICES: Mapping[str, tuple[AxisName, ...]] = {
     "schedule": ("schedule", "depth", "chunks", "p2p"),
     "microbatch": ("microbatch",),
     "recompute": ("recompute",),
+    "overlap": ("overlap",),
     "network": ("collectives", "beside", "sharing", "routing", "compression"),
 }
 """What people decide, each with the axes it is made of."""
@@ -240,7 +241,15 @@ def _rivals(results: SearchResults, best: Judged, margin: float) -> Iterator[Jud
 
 def _sort(plan: JobPlan) -> tuple[object, ...]:
     training = plan.training
-    return training.degrees, training.order_name, training.chunks, plan.placement, training.recompute, training.batch
+    return (
+        training.degrees,
+        training.order_name,
+        training.chunks,
+        plan.placement,
+        training.recompute,
+        training.batch,
+        training.overlap,
+    )
 
 
 def _front(whole: PlanSearch, best: Judged, work: SearchWork) -> Iterator[Judged]:

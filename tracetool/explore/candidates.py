@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from tracetool.errors import BadTopology, UnknownName
 from tracetool.estimates.seats import seats
 from tracetool.estimates.training import default_order, traits_of
-from tracetool.explore.plan import JobPlan, pipelines_sharing
+from tracetool.explore.plan import JobPlan, overlap_refusal, pipelines_sharing
 from tracetool.network.placement import DIMENSIONS, Degrees, offsets
 from tracetool.schedules import REFERENCE_OF_CHUNKS, kind_of
 
@@ -165,8 +165,8 @@ def _short(rule: str, degrees: Degrees) -> object:
 
 def _plans(space: Space, degrees: Degrees, rule: str, left_out: Counter[str]) -> Iterator[JobPlan]:
     base = space.base
-    axes = (space.values(axis) for axis in ("microbatch", "recompute", "routing", "compression"))
-    for batch, recompute, routing, compression in product(*axes):
+    axes = (space.values(axis) for axis in ("microbatch", "recompute", "overlap", "routing", "compression"))
+    for batch, recompute, overlap, routing, compression in product(*axes):
         microbatches, rest = divmod(base.training.sequences, degrees.dp * batch)
         if rest or not microbatches:
             left_out["sequences that do not divide"] += 1
@@ -174,9 +174,14 @@ def _plans(space: Space, degrees: Degrees, rule: str, left_out: Counter[str]) ->
         training = replace(
             base.training, tensor=degrees.tp, context=degrees.cp, expert=degrees.ep, stages=degrees.pp,
             data=degrees.dp, batch=batch, microbatches=microbatches, recompute=recompute, schedule="", chunks=1,
-            extra_forwards=(), p2p=None, overlap_reduction=False,
+            extra_forwards=(), p2p=None, overlap_reduction=False, overlap=overlap,
         )  # fmt: skip
-        yield JobPlan(training, rule, routing_ratio=routing, compression_ratio=compression)
+        plan = JobPlan(training, rule, routing_ratio=routing, compression_ratio=compression)
+        why_not = overlap_refusal(space.workload, plan)
+        if why_not is None:
+            yield plan
+        else:
+            left_out[why_not] += 1
 
 
 def boundaries_of(seated: Seats, network: Network) -> tuple[int, ...]:

@@ -6,8 +6,10 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from tracetool.errors import BadTopology, ScenarioError
+from tracetool.estimates.layer_overlap import check_priced
 from tracetool.explore.candidates import degrees_of
 from tracetool.explore.space import DEGREES
+from tracetool.model.pipeline import NO_OVERLAP
 
 if TYPE_CHECKING:
     from tracetool.explore.space import AxisName, Space
@@ -18,7 +20,8 @@ def checked_space(space: Space) -> Space:
 
     Raises:
         BadTopology: If the network has too few devices.
-        ScenarioError: If axes contradict each other or the model, or an axis is both given and left.
+        ScenarioError: If axes contradict each other or the model, an axis is both given and left, or nothing tells
+            what layers that overlap take.
     """
     training, network = space.base.training, space.workload.choice.network
     if training.devices > network.devices:
@@ -34,6 +37,8 @@ def checked_space(space: Space) -> Space:
     if both:
         raise ScenarioError(f"{both[0]} is both given and left as it is.", hint="say one of both")
     training.check(space.workload.model, space.workload.device)
+    if any(way != NO_OVERLAP for way in space.values("overlap")):
+        check_priced(space.workload.device, max(tier.collective_blocks for tier in network.tiers))
     if next(degrees_of(space), None) is None:
         raise ScenarioError(_contradiction(space), hint=_nearest(space))
     return space

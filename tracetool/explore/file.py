@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import msgspec
 
+from tracetool.estimates.layer_overlap import parse_way
 from tracetool.network.collectives import Algorithm  # noqa: TC001 - a field
 from tracetool.schedules import kind_of
 from tracetool.tables.fields import doc, read_toml
@@ -41,6 +42,9 @@ class PlanTable(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     extra_forwards: Annotated[list[int] | None, doc("Warm-up forwards of each pipeline rank beyond 1F1B's.")] = None
     p2p: Annotated[P2PMode | None, doc("How messages are issued; by default as runtimes issue the schedule's.")] = None
     overlap_reduction: Annotated[bool | None, doc("Whether gradients are reduced beside the last backward.")] = None
+    overlap: Annotated[
+        str | None, doc("How layers run collectives of tensor parallelism beside their products: slice:4, p2p, none.")
+    ] = None
     placement: Annotated[str | None, doc("Rule by which ranks are put on devices.")] = None
     collectives: Annotated[Algorithm | None, doc("How gradients are reduced.")] = None
     sharing: Annotated[
@@ -60,13 +64,15 @@ def read_plan(path: Path, base: JobPlan) -> JobPlan:
         base: What it has that is not said.
 
     Raises:
-        ScenarioError: If it cannot be read, or a key is unknown or of another type.
+        ScenarioError: If it cannot be read, a key is unknown or of another type, or layers cannot overlap so.
         UnknownName: If there is no such schedule.
     """
     table = read_toml(path, PlanTable, hint=_HINT)
     said = {name: value for name, value in msgspec.structs.asdict(table).items() if value is not None}
     if "schedule" in said:
         said["schedule"] = kind_of(said["schedule"]).name
+    if "overlap" in said:
+        said["overlap"] = parse_way(said["overlap"])
     if "extra_forwards" in said:
         said["extra_forwards"] = tuple(said["extra_forwards"])
     names = {"pipeline": "stages"}
@@ -77,7 +83,7 @@ def read_plan(path: Path, base: JobPlan) -> JobPlan:
 
 _OF_TRAINING = (
     "tensor", "context", "expert", "pipeline", "data", "chunks", "batch", "microbatches", "recompute", "schedule",
-    "extra_forwards", "p2p", "overlap_reduction",
+    "extra_forwards", "p2p", "overlap_reduction", "overlap",
 )  # fmt: skip
 
 
@@ -88,7 +94,7 @@ def table_of(plan: JobPlan) -> PlanTable:
         tensor=training.tensor, context=training.context, expert=training.expert, pipeline=training.stages,
         data=training.data, chunks=training.chunks, batch=training.batch, microbatches=training.microbatches,
         recompute=training.recompute, schedule=training.order_name, extra_forwards=list(training.extra_forwards),
-        p2p=training.p2p, overlap_reduction=training.overlap_reduction, placement=plan.placement,
-        collectives=plan.collectives, sharing=plan.sharing, routing_ratio=plan.routing_ratio,
+        p2p=training.p2p, overlap_reduction=training.overlap_reduction, overlap=training.overlap,
+        placement=plan.placement, collectives=plan.collectives, sharing=plan.sharing, routing_ratio=plan.routing_ratio,
         compression_ratio=plan.compression_ratio,
     )  # fmt: skip

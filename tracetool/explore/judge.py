@@ -96,7 +96,7 @@ class Judge:
         for transport in self._carrying(plan):
             key = (
                 how.degrees, how.batch, how.recompute, plan.placement, plan.routing_ratio, plan.compression_ratio,
-                how.sequence_parallel,
+                how.sequence_parallel, how.overlap,
             )  # fmt: skip
             if key not in self._parts:
                 if len(self._parts) > _KEPT:

@@ -12,7 +12,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from tracetool.estimates.training import traits_of
+from tracetool.model.pipeline import NO_OVERLAP
 from tracetool.network.placement import DIMENSIONS, place
+from tracetool.overlap.answer import ASYNC_TP
 from tracetool.schedules import REFERENCE, REFERENCE_OF_CHUNKS, kind_of
 
 if TYPE_CHECKING:
@@ -138,6 +140,8 @@ def _megatron_model(model: Transformer) -> Iterator[Flag]:
 
 def _megatron_unsaid(plan: JobPlan) -> Iterator[str]:
     training = plan.training
+    if training.overlap != NO_OVERLAP:
+        yield f"layers are to overlap by {training.overlap}: its --tp-comm-overlap cuts products in ways of its own"
     if training.order_name not in (REFERENCE, REFERENCE_OF_CHUNKS):
         yield f"it has no {plan.order_text}: 1F1B and interleaved alone"
     elif training.order_name == REFERENCE and plan.p2p_text != "grouped":
@@ -161,6 +165,8 @@ def _titan_flags(model: Transformer, plan: JobPlan) -> Iterator[Flag]:
     yield "--training.local_batch_size", str(training.batch * training.microbatches)
     yield "--training.global_batch_size", str(training.sequences)
     yield "--parallelism.tensor_parallel_degree", str(training.tensor)
+    if training.overlap == ASYNC_TP:
+        yield from (("--parallelism.enable_async_tensor_parallel",), ("--compile.enable",))
     yield "--parallelism.context_parallel_degree", str(training.context)
     yield "--parallelism.data_parallel_replicate_degree", str(1 if training.sharded_optimizer else training.data)
     yield "--parallelism.data_parallel_shard_degree", str(training.data if training.sharded_optimizer else 1)
@@ -207,6 +213,8 @@ def order_command(training: Training) -> str:
 
 def _titan_unsaid(model: Transformer, plan: JobPlan) -> Iterator[str]:
     training = plan.training
+    if training.overlap not in (NO_OVERLAP, ASYNC_TP):
+        yield f"layers are to overlap by {training.overlap}: it knows async-tp alone"
     if training.stages == 1 and training.microbatches > 1:
         yield "without a pipeline it has no microbatches: give a local batch of one, the rest is accumulated"
     if training.stages > 1:

@@ -5,8 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from tracetool.errors import ScenarioError
+from tracetool.estimates.layer_overlap import CurveOverlap
 from tracetool.estimates.seats import seats
 from tracetool.estimates.transport import OverTiers
+from tracetool.model.pipeline import NO_OVERLAP
 from tracetool.units import format_count
 
 if TYPE_CHECKING:
@@ -97,6 +100,7 @@ class JobPlan:
             *([f"{self.p2p_text} transfers"] if training.stages > 1 else []),
             f"{format_count(training.microbatches, 'microbatch')} of {training.batch}",
             f"recompute {training.recompute}",
+            *([f"layers overlap by {training.overlap}"] if training.overlap != NO_OVERLAP else []),
             f"placed {self.seats_rule}",
         ]
         if training.data * training.context > 1:
@@ -122,6 +126,21 @@ def transports(workload: Workload, plan: JobPlan) -> list[OverTiers]:
     factor = plan.compression_ratio / plan.routing_ratio
     alone = plan.sharing == "temporal"
     return [OverTiers(seated_at, line, algorithms, factor, alone) for line in seated_at.lines]
+
+
+def overlap_refusal(workload: Workload, plan: JobPlan) -> str | None:
+    """Why the layers of a plan cannot overlap as it says; None if they can.
+
+    Raises:
+        BadTopology: If it does not fit on the network.
+    """
+    if plan.training.overlap == NO_OVERLAP:
+        return None
+    try:
+        CurveOverlap(workload.model, workload.device, plan.training, transports(workload, plan)[0])
+    except ScenarioError as error:
+        return error.message.rstrip(".")
+    return None
 
 
 def pipelines_sharing(line: PipelineLine) -> int:

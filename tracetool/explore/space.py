@@ -13,6 +13,7 @@ from itertools import pairwise, permutations
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from tracetool.errors import ScenarioError, named
+from tracetool.estimates.layer_overlap import parse_way
 from tracetool.model.schedule import OBSERVED
 from tracetool.network.collectives import ALGORITHMS
 from tracetool.schedules import SCHEDULES, kind_of
@@ -26,8 +27,8 @@ if TYPE_CHECKING:
     from tracetool.network.tiers import Network
 
 AxisName = Literal[
-    "tp", "cp", "ep", "pp", "dp", "placement", "schedule", "depth", "chunks", "microbatch", "recompute", "p2p",
-    "collectives", "beside", "sharing", "routing", "compression",
+    "tp", "cp", "ep", "pp", "dp", "placement", "schedule", "depth", "chunks", "microbatch", "recompute", "overlap",
+    "p2p", "collectives", "beside", "sharing", "routing", "compression",
 ]  # fmt: skip
 AXES: tuple[AxisName, ...] = get_args(AxisName)
 DEGREES: tuple[AxisName, ...] = ("tp", "cp", "ep", "pp", "dp")
@@ -60,6 +61,7 @@ _READ: Mapping[AxisName, Callable[[str], Any]] = {
     "schedule": lambda text: kind_of(text).name,
     "depth": _depth,
     "recompute": _word("recomputation", _RECOMPUTE),
+    "overlap": parse_way,
     "p2p": _word("way to issue transfers", P2P_MODES),
     "collectives": _word("algorithm of collectives", ALGORITHMS),
     "beside": lambda text: named("answer", text, _BESIDE) == "on",
@@ -150,6 +152,7 @@ def value_of(plan: JobPlan, axis: AxisName) -> Any:
         "placement": plan.placement, "schedule": training.order_name,
         "depth": max((a - b for a, b in pairwise((*extra, 0))), default=0),
         "chunks": training.chunks, "microbatch": training.batch, "recompute": training.recompute,
+        "overlap": training.overlap,
         "p2p": plan.p2p_text, "collectives": plan.collectives, "beside": training.overlap_reduction,
         "sharing": plan.sharing, "routing": plan.routing_ratio, "compression": plan.compression_ratio,
     }  # fmt: skip

@@ -155,13 +155,19 @@ def pattern(network: Network, kind: Kind, algorithm: Algorithm, devices: tuple[i
     elif algorithm == "tree":
         phases = [_trees(network, devices)]
     elif kind in ROUNDS:
-        phases = [ring(_round(network, devices), ROUNDS[kind])]
+        phases = [ring(ways_round(network, devices), ROUNDS[kind])]
     else:
-        phases = [chain(_round(network, devices)[:-1])]
+        phases = [chain(ways_round(network, devices)[:-1])]
     return Pattern(tuple(phases))
 
 
-def _round(network: Network, devices: Sequence[int]) -> list[Path]:
+def ways_round(network: Network, devices: Sequence[int]) -> list[Path]:
+    """What messages pass from each device of a ring to the next.
+
+    Args:
+        network: Where they are.
+        devices: In their order on the ring.
+    """
     return [network.path(src, dst) for src, dst in zip(devices, [*devices[1:], devices[0]], strict=True)]
 
 
@@ -184,7 +190,9 @@ def _hierarchical(network: Network, kind: Kind, devices: Sequence[int]) -> list[
     phases = []
     left = Fraction(1)
     for size, groups_of in joined:
-        across = [_round(network, each) for groups in groups_of.values() for each in zip(*groups.values(), strict=True)]
+        across = [
+            ways_round(network, each) for groups in groups_of.values() for each in zip(*groups.values(), strict=True)
+        ]
         phases.append(scaled(rings(across, 1), left))
         left /= size
     return {"allreduce": [*phases, *reversed(phases)], "reducescatter": phases}.get(kind, phases[::-1])

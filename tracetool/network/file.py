@@ -64,6 +64,14 @@ class TierTable(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     connections: Annotated[
         int, msgspec.Meta(ge=1, le=4096, description="Connections that fill it; two devices have one.")
     ] = 1
+    collective_blocks: Annotated[
+        int,
+        msgspec.Meta(
+            ge=0,
+            le=1024,
+            description="Thread blocks that NCCL's collectives over it run, as traces show: 24 over NVLink.",
+        ),
+    ] = 0
 
 
 class NetworkFile(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
@@ -220,6 +228,7 @@ def _tier(table: TierTable, at: str) -> Tier:
         connections=table.connections,
         times=times,
         rail_only=table.rail_only,
+        collective_blocks=table.collective_blocks,
     )
 
 

@@ -44,6 +44,8 @@ class Tier:
         times: Measured message sizes and times, instead of the bandwidth (which is the largest of them then).
         rail_only: Whether it joins devices of the same number in their innermost groups (HB domains) alone: messages
             between others are forwarded through the HB domain of the sender.
+        collective_blocks: Thread blocks, each on an SM, that a collective over it holds on a device; 0 if that is not
+            known.
     """
 
     name: str
@@ -55,6 +57,7 @@ class Tier:
     connections: float = 1
     times: Sizes = ()
     rail_only: bool = False
+    collective_blocks: int = 0
 
     def with_figure(self, figure: Figure, value: float) -> Tier:
         """The same with another figure; a bandwidth takes the place of a measured one, too."""

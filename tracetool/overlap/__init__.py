@@ -2,7 +2,7 @@
 
 A call of a layer becomes a small task graph: a compute stream, a communicator's stream and copy engines, filled by a
 host whose calls take time (``program``, ``variants``). ``simulation`` runs it on a few ranks. Costs come from
-recordings of the layer as it is (``recording``, ``calibration``):
+recordings of the layer as it is (``recording``, ``calibration``), or from shapes (``estimates.layer_overlap``):
 
 - Products: waves of output tiles over SMs (``products``). One time per element of a tile explains every product that
   was recorded, halves and quarters included, to 3 %. Tiles are read from kernels' names, else chosen as cuBLAS does.

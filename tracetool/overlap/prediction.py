@@ -126,13 +126,27 @@ def call_time(variant: str, shape: LayerShape, machine: Machine, timing: Timing)
     Raises:
         BadQuery: If the variant cannot be run; see ``variants.refusal``.
     """
-    free = replace(machine, call_ns=NO_HOST_NS)
-    issued, by_device = (
-        issue_calls(variant, shape, each, calls=timing.calls, ahead_ns=timing.host_ahead_ns) for each in (machine, free)
-    )
-    times = _expected_ns(issued, machine.gather.ranks), last_end_ns(by_device, [False, True])
-    call_ns, device_ns = ((time - timing.host_ahead_ns) / timing.calls for time in times)
+    issued = issue_calls(variant, shape, machine, calls=timing.calls, ahead_ns=timing.host_ahead_ns)
+    call_ns = (_expected_ns(issued, machine.gather.ranks) - timing.host_ahead_ns) / timing.calls
+    device_ns = device_time_ns(variant, shape, machine, timing)
     return CallTime(call_ns, min(call_ns, device_ns), issued.host_ns / timing.calls)
+
+
+def device_time_ns(variant: str, shape: LayerShape, machine: Machine, timing: Timing) -> float:
+    """What one call of a variant would take if the host took no time.
+
+    Args:
+        variant: Its name.
+        shape: The layer.
+        machine: What runs it.
+        timing: How calls are timed.
+
+    Raises:
+        BadQuery: If the variant cannot be run; see ``variants.refusal``.
+    """
+    free = replace(machine, call_ns=NO_HOST_NS)
+    issued = issue_calls(variant, shape, free, calls=timing.calls, ahead_ns=timing.host_ahead_ns)
+    return (last_end_ns(issued, [False, True]) - timing.host_ahead_ns) / timing.calls
 
 
 def _expected_ns(program: Program, ranks: int) -> float:

@@ -48,6 +48,7 @@ class EstimateInfo(Head, kw_only=True):
         float | None, doc("Share of the peak that a whole wave of long matrix products reaches; null of timed layers.")
     ]
     fitted_on: Annotated[list[str], doc("Runs that it was fitted on.")]
+    overlap: Annotated[str, doc("How layers run collectives of tensor parallelism beside their products.")]
     step_ns: Annotated[int, doc("First forward to the end of gradient reduction and optimizer.")]
     window_ns: Annotated[int, doc("First forward to last backward.")]
     compute_ns: Annotated[int, doc("Compute of a rank in the window, mean over ranks.")]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from tracetool.model.pipeline import NO_OVERLAP
 from tracetool.reports.answer.text import Note, table, wrapped
 from tracetool.units import format_count, format_duration, format_size
 
@@ -15,6 +16,10 @@ if TYPE_CHECKING:
 
 _MOST_ROWS = 14
 _SHARED = "devices share {tiers}: all pipelines are taken to send at once, and each has its part"
+OVERLAPPING = (
+    "layers overlap by {way}: an estimate whose hosts take no time; pairs of 0.6 ms and more were off by 5 % on "
+    "average, 17 % at most, shorter ones may wait for their host: tracetool help overlap"
+)
 _MODEL = (
     "a derived model of this tool: matrix products on a curve fitted or given, memory and network at their bandwidths; "
     "tracetool help estimate says what is left out"
@@ -52,6 +57,8 @@ def render_estimate(estimated: Estimated, facts: EstimateFacts, *, verbose: bool
         after.append(f"  {runs} that nothing was fitted on: off by {max(errors):.1%} at most")
     if estimated.shared_tiers:
         after.append(Note(_SHARED.format(tiers=" and ".join(estimated.shared_tiers))))
+    if job.training.overlap != NO_OVERLAP:
+        after.append(Note(OVERLAPPING.format(way=job.training.overlap)))
     after.append(Note(_MODEL))
     if verbose:
         after.append(Note("HBM by pipeline rank: " + ", ".join(map(format_size, done.peak_hbm_bytes))))

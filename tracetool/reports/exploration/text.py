@@ -7,7 +7,9 @@ from typing import TYPE_CHECKING
 from tracetool.explore.answer import speedup
 from tracetool.explore.crossing import tier_bytes
 from tracetool.explore.launch import launches
+from tracetool.model.pipeline import NO_OVERLAP
 from tracetool.reports.answer.text import Note, table, wrapped
+from tracetool.reports.estimate.text import OVERLAPPING
 from tracetool.units import format_count, format_duration, format_size
 from tracetool.whatif.accuracy import format_error
 
@@ -102,9 +104,10 @@ def details(done: Exploration, best: Judged) -> list[str]:
         gradients += " beside the last backward" if how.overlap_reduction else ""
     turns = ", pipelines take turns on the link" if plan.sharing == "temporal" else ""
     sent = f"{plan.p2p_text} transfers, " if how.stages > 1 else ""
+    layers = f"layers overlap by {how.overlap}, " if how.overlap != NO_OVERLAP else ""
     return [
         f"  placed {plan.seats_rule}; {format_count(how.microbatches, 'microbatch')} of {how.batch}, recompute "
-        f"{how.recompute}, {sent}{gradients}{turns}",
+        f"{how.recompute}, {layers}{sent}{gradients}{turns}",
         f"  {format_size(best.peak_hbm_bytes)} of HBM on the fullest of {format_count(how.devices, 'device')}; "
         f"{format_size(crossing)} over {outer} a step",
     ]
@@ -145,6 +148,7 @@ def _short(name: str, judged: Judged) -> str:
         "schedule": f"{plan.order_text}, {plan.p2p_text}" if plan.training.stages > 1 else plan.order_text,
         "microbatch": f"{plan.training.microbatches} of {plan.training.batch}",
         "recompute": plan.training.recompute,
+        "overlap": plan.training.overlap,
         "network": f"{plan.collectives}{' beside' if plan.training.overlap_reduction else ''}, {plan.sharing}",
     }
     return texts.get(name, f"{plan.degrees_text}, {plan.order_text}")
@@ -153,7 +157,8 @@ def _short(name: str, judged: Judged) -> str:
 def other_lines(done: Exploration, best: Judged, *, verbose: bool) -> list[str]:
     """What only the joint choice gives, other ways of choosing, rivals, and figures that would turn the answer."""
     lines = []
-    idle = [one.name for one in done.alone if _is_idle(done, one)]
+    asked = done.space.values("overlap") != (NO_OVERLAP,)
+    idle = [one.name for one in done.alone if _is_idle(done, one) and (asked or one.name != "overlap")]
     if idle:
         lines.append(f"  {', '.join(idle)}: alone nothing beats the declared")
     joint = done.one_by_one.judged
@@ -232,6 +237,8 @@ def searched(done: Exploration) -> list[str]:
     if workload.hbm_bytes > workload.device.hbm_bytes:
         has = f"{workload.device.name} has ({format_size(workload.device.hbm_bytes)})"
         lines.append(Note(f"the HBM limit is above what {has}"))
+    if done.best is not None and done.best.plan.training.overlap != NO_OVERLAP:
+        lines.append(Note(OVERLAPPING.format(way=done.best.plan.training.overlap)))
     if done.error_ratio is None:
         lines.append(
             Note("no measured run of the model's file tells how far off a step may be: tracetool help estimate")
@@ -242,6 +249,6 @@ def searched(done: Exploration) -> list[str]:
 def nothing(done: Exploration) -> str:
     """Why no plan can run."""
     results = done.results
-    why = results.refused + results.pruned
+    why = results.refused + results.pruned or results.left_out
     reasons = ", ".join(f"{count:,} by {name}" for name, count in sorted(why.items(), key=lambda pair: -pair[1])[:3])
     return f"No plan of {results.candidates:,} can run: {reasons or 'the space is empty'}."
