@@ -13,6 +13,7 @@ from tracetool.errors import ScenarioError
 from tracetool.estimates.device import A100
 from tracetool.estimates.training import Training
 from tracetool.estimates.transformer import Experts, Transformer
+from tracetool.explore import progress
 from tracetool.explore.bounds import bounds_of
 from tracetool.explore.candidates import candidates
 from tracetool.explore.crossing import tier_bytes
@@ -150,6 +151,23 @@ def test_a_search_goes_on_from_its_file_and_is_the_same_with_more_workers(tmp_pa
     other = drawn_space(1)
     with pytest.raises(ScenarioError, match="of another space"):
         PlanSearch(other, Judge(other.workload), SearchWork(state=path))
+
+
+def test_a_search_whose_time_is_up_while_plans_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Some bases have no bound then, nothing is known of how fast theirs are, and the file goes on with the others."""
+    monkeypatch.setattr(progress, "_PIECE", 3)
+    space = drawn_space(2)
+    judge = Judge(space.workload)
+    whole = PlanSearch(space, judge).run()
+    path = tmp_path / "search.npz"
+    first = PlanSearch(space, judge, SearchWork(jobs=1, state=path, ends=time.monotonic())).run()
+    assert 0 < first.unbounded < first.candidates == whole.candidates
+    assert first.bound_ns == 0
+    looked = sum(first.pruned.values()) + first.replayed + first.refused.total()
+    assert looked + first.open == first.candidates
+    on = PlanSearch(space, judge, SearchWork(jobs=1, state=path)).run()
+    assert [(one.plan, one.step_ns) for one in on.judged] == [(one.plan, one.step_ns) for one in whole.judged]
+    assert (on.pruned, on.open, on.bound_ns) == (whole.pruned, 0, whole.bound_ns)
 
 
 def test_axes_are_read_as_they_are_written() -> None:

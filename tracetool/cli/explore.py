@@ -74,7 +74,7 @@ _FILE = click.Path(path_type=Path, dir_okay=False)
 )
 @click.option("--mbs", type=click.IntRange(1), metavar="N", help="Of a recording: sequences of its microbatches.")
 @click.option("--seq", type=click.IntRange(1), metavar="N", help="Of a recording: tokens of its sequences.")
-@click.option("--time-limit", metavar="TIME", help="After this the best plan so far is the answer: 60s.")
+@click.option("--time-limit", metavar="TIME", help="In this, the best plan so far and what there is time for: 60s.")
 @click.option("--state", type=_FILE, metavar="FILE", help="Keep the search here, and go on from it if it is there.")
 @click.option("--jobs", type=click.IntRange(1), metavar="N", help="Worker processes; default: as sensible.")
 @click.option("--executor", metavar="dask://HOST:PORT", help="Work on a Dask cluster.")
@@ -169,7 +169,7 @@ def explore(
     with ProgressBar(quiet=quiet, doing="searching", of="plans") as progress:
         work = SearchWork(jobs, executor, ends, state, progress, lambda ns: progress.say(f"best {format_duration(ns)}"))
         done = run(space, compared=compared, error_ratio=error_ratio, work=work)
-    weighed = weigh_failures(space, done.results, failing) if failing else None
+    weighed = weigh_failures(space, done.results, failing, ends=ends) if failing else None
     facts = ExplorationFacts(__version__, command_line())
     for path in output:
         write_file(path, _form(path.suffix.lower(), done, facts, weighed), force=force)

@@ -36,6 +36,9 @@ _OFF = 0.2
 _BUDGETS = 8
 _LESS_MEMORY = 0.85
 _NEAREST = 3
+_SEARCHED = 2 / 3
+"""Share of the time that the search itself may take; the rest is for what it is compared with."""
+_LATE = "not looked at in time"
 _RECHECKED = 100
 """So many of the fastest plans are judged anew where a figure is off."""
 
@@ -47,11 +50,13 @@ class Alternative(NamedTuple):
         name: What is chosen, or by whom.
         judged: The best of it; None if nothing of it can run.
         reason: Why not.
+        is_cut: Whether the time was up before all of it was looked at: something of it may be better.
     """
 
     name: str
     judged: Judged | None
     reason: str = ""
+    is_cut: bool = False
 
 
 class Deciding(NamedTuple):
@@ -102,6 +107,7 @@ class Exploration:
         crossing_front: The fastest plan, and the fastest ones that move less and less over the outermost tier.
         turned: Figures that would change the answer.
         error_ratio: How far off a step may be; None if nothing tells.
+        cut: Of what stands beside the search, what ended when the time was up.
     """
 
     space: Space
@@ -117,11 +123,18 @@ class Exploration:
     crossing_front: tuple[Judged, ...]
     turned: tuple[Turned, ...]
     error_ratio: float | None = None
+    cut: tuple[str, ...] = ()
 
     @property
     def best(self) -> Judged | None:
         """The fastest plan that can run."""
         return self.results.best
+
+    @property
+    def cut_short(self) -> tuple[str, ...]:
+        """All that ended when the time was up, but for the search itself: of what was looked at, the best stands."""
+        every = (*self.alone, self.one_by_one, *self.baselines, self.unproven)
+        return (*(one.name for one in every if one.is_cut), *self.cut)
 
 
 class Speedup(NamedTuple):
@@ -159,7 +172,8 @@ def explore(
         space: The space.
         compared: Plans to compare with, by name.
         error_ratio: How far off a step may be, if that is known.
-        work: How it is worked on; when its time is up, the best plan so far is the answer.
+        work: How it is worked on; when two thirds of its time are up, the best plan so far is the answer, and when all
+            of it is, what stands beside it is cut.
 
     Raises:
         BadTopology: If the job does not fit on the network.
@@ -168,64 +182,70 @@ def explore(
     judge = Judge(space.workload)
     margin = RIVAL_RATIO if error_ratio is None else error_ratio
     work = work or SearchWork()
-    whole = PlanSearch(space, judge, work)
+    whole = PlanSearch(space, judge, work.until(_SEARCHED))
     results = whole.run(exhaustive=EXHAUSTIVE, rival_ratio=margin)
-    beside = SearchWork(jobs=work.jobs, executor=work.executor, ends=work.ends)
+    whole.work, beside = work, work.beside()
     (base,) = judge.judge([space.base])
-    best = results.best
+    best, cut = results.best, list[str]()
     rivals = () if best is None else tuple(_rivals(results, best, margin))
     others = replace(space, given={**space.given, "schedule": schedules(compared=False)})
     return Exploration(
         space=space,
         results=results,
         base=base,
-        alone=tuple(_alternative(name, space.only(*axes), judge) for name, axes in CHOICES.items()),
-        one_by_one=_one_by_one(space, base, judge),
-        baselines=tuple(_baselines(space, judge, compared or {})),
+        alone=tuple(_alternative(name, space.only(*axes), judge, beside) for name, axes in CHOICES.items()),
+        one_by_one=_one_by_one(space, base, judge, beside),
+        baselines=tuple(_baselines(space, judge, compared or {}, beside)),
         unproven=_alternative("unproven schedules", others, judge, beside),
         rivals=rivals,
-        deciding=() if best is None else tuple(_deciding(space.workload, best, rivals[:_NEAREST])),
-        front=() if best is None else tuple(_front(whole, best, work)),
-        crossing_front=() if best is None else tuple(_crossing_front(space.workload, whole, best, work)),
-        turned=() if best is None else tuple(_turned(space.workload, results)),
+        deciding=() if best is None else tuple(_deciding(space.workload, best, rivals[:_NEAREST], beside, cut)),
+        front=() if best is None else tuple(_front(whole, best, cut)),
+        crossing_front=() if best is None else tuple(_crossing_front(space.workload, whole, best, cut)),
+        turned=() if best is None else tuple(_turned(space.workload, results, beside, cut)),
         error_ratio=error_ratio,
+        cut=tuple(cut),
     )
 
 
-def _alternative(name: str, space: Space, judge: Judge, work: SearchWork | None = None) -> Alternative:
+def _alternative(name: str, space: Space, judge: Judge, work: SearchWork) -> Alternative:
+    if work.is_over:
+        return Alternative(name, None, _LATE, is_cut=True)
     try:
         results = PlanSearch(space, judge, work).run()
     except TraceToolError as error:
         return Alternative(name, None, error.message)
-    reason = "" if results.best else ", ".join(results.refused | results.pruned) or "nothing fits"
-    return Alternative(name, results.best, reason)
+    why = [_LATE] if results.open else list(results.refused | results.pruned) or list(results.left_out)
+    reason = "" if results.best else ", ".join(why) or "nothing fits"
+    return Alternative(name, results.best, reason, is_cut=bool(results.open))
 
 
-def _one_by_one(space: Space, base: Judged, judge: Judge) -> Alternative:
+def _one_by_one(space: Space, base: Judged, judge: Judge, work: SearchWork) -> Alternative:
     """Choices made one after another in the order of ``CHOICES``, each the best for what was chosen before."""
-    now = base
+    now, is_cut = base, False
     for axes in CHOICES.values():
-        chosen = _alternative("", replace(space, base=now.plan).only(*axes), judge).judged
-        if chosen is not None and (not now.runs or chosen.step_ns < now.step_ns):
-            now = chosen
-    return Alternative("one by one", now if now.runs else None, now.refusal)
+        chosen = _alternative("", replace(space, base=now.plan).only(*axes), judge, work)
+        is_cut = is_cut or chosen.is_cut
+        if chosen.judged is not None and (not now.runs or chosen.judged.step_ns < now.step_ns):
+            now = chosen.judged
+    return Alternative("one by one", now if now.runs else None, now.refusal, is_cut)
 
 
-def _baselines(space: Space, judge: Judge, compared: Mapping[str, JobPlan]) -> Iterator[Alternative]:
+def _baselines(space: Space, judge: Judge, compared: Mapping[str, JobPlan], work: SearchWork) -> Iterator[Alternative]:
     """What people or systems choose that leave an axis out; as far as these axes say it."""
     for name, plan in compared.items():
         (judged,) = judge.judge([plan])
         yield Alternative(name, judged if judged.runs else None, judged.refusal)
     scheduled = space.only(*CHOICES["schedule"])
-    yield _alternative("schedule only (CrossPipe)", scheduled, judge)
-    yield _alternative("placement only (Sailor)", space.only(*DEGREES, "placement", "microbatch", "recompute"), judge)
+    yield _alternative("schedule only (CrossPipe)", scheduled, judge, work)
+    placed = space.only(*DEGREES, "placement", "microbatch", "recompute")
+    yield _alternative("placement only (Sailor)", placed, judge, work)
     outer = space.workload.choice.network.tiers[-1].name
     turns = space.only(*DEGREES, "microbatch")
     turns = replace(
         turns,
         given={**turns.given, "placement": (f"pp across {outer}",), "schedule": (REFERENCE,), "sharing": ("temporal",)},
     )
-    yield _alternative("stages in turns (Atlas)", turns, judge)
+    yield _alternative("stages in turns (Atlas)", turns, judge, work)
 
 
 def _rivals(results: SearchResults, best: Judged, margin: float) -> Iterator[Judged]:
@@ -252,28 +272,36 @@ def _sort(plan: JobPlan) -> tuple[object, ...]:
     )
 
 
-def _front(whole: PlanSearch, best: Judged, work: SearchWork) -> Iterator[Judged]:
+def _front(whole: PlanSearch, best: Judged, cut: list[str]) -> Iterator[Judged]:
     """The fastest plan, then the fastest within ever less memory."""
     now: Judged | None = best
     for _ in range(_BUDGETS):
-        if now is None or work.is_over:
+        if now is None:
             return
         yield now
-        lighter = whole.run(hbm_bytes=int(now.peak_hbm_bytes * _LESS_MEMORY))
-        now = lighter.best
+        now = _within(whole, "less memory", cut, hbm_bytes=int(now.peak_hbm_bytes * _LESS_MEMORY))
 
 
-def _crossing_front(workload: Workload, whole: PlanSearch, best: Judged, work: SearchWork) -> Iterator[Judged]:
+def _crossing_front(workload: Workload, whole: PlanSearch, best: Judged, cut: list[str]) -> Iterator[Judged]:
     """The fastest plan, then the fastest that moves a half of that over the outermost tier, and so on down to none."""
     now: Judged | None = best
     for _ in range(_BUDGETS):
-        if now is None or work.is_over:
+        if now is None:
             return
         yield now
         crossing = tier_bytes(workload, now.plan)[-1]
         if not crossing:
             return
-        now = whole.run(crossing_bytes=crossing // 2).best
+        now = _within(whole, "fewer bytes", cut, crossing_bytes=crossing // 2)
+
+
+def _within(whole: PlanSearch, what: str, cut: list[str], **budget: int) -> Judged | None:
+    """The fastest plan within a budget; none where the time is up."""
+    results = None if whole.work.is_over else whole.run(**budget)
+    if results is None or results.open:
+        cut.append(what)
+        return None
+    return results.best
 
 
 def figures_off(workload: Workload) -> Iterator[tuple[str, float, Workload]]:
@@ -293,11 +321,16 @@ def figures_off(workload: Workload) -> Iterator[tuple[str, float, Workload]]:
             yield f"{device.name} memory bandwidth", change, replace(workload, device=moved)
 
 
-def _deciding(workload: Workload, best: Judged, rivals: Sequence[Judged]) -> Iterator[Deciding]:
+def _deciding(
+    workload: Workload, best: Judged, rivals: Sequence[Judged], work: SearchWork, cut: list[str]
+) -> Iterator[Deciding]:
     """Figures of one device are measured on one, those of a tier between two, and a plan on all that it has."""
     plans = [best.plan, *(rival.plan for rival in rivals)]
     turning: dict[int, Deciding] = {}
-    for figure, _, other in figures_off(workload):
+    for figure, _, other in figures_off(workload) if rivals else ():
+        if work.is_over:
+            cut.append("what decides between rivals")
+            return
         mine, *theirs = Judge(other).judge(plans)
         devices = 1 if figure.startswith(workload.device.name) else 2
         for number, (rival, then) in enumerate(zip(rivals, theirs, strict=True)):
@@ -308,9 +341,12 @@ def _deciding(workload: Workload, best: Judged, rivals: Sequence[Judged]) -> Ite
         yield turning.get(number, Deciding(rival, "", rival.plan.training.devices))
 
 
-def _turned(workload: Workload, results: SearchResults) -> Iterator[Turned]:
+def _turned(workload: Workload, results: SearchResults, work: SearchWork, cut: list[str]) -> Iterator[Turned]:
     plans = [judged.plan for judged in results.judged[:_RECHECKED]]
     for figure, change, other in figures_off(workload):
+        if work.is_over:
+            cut.append("figures that are off")
+            return
         done = Judge(other).judge(plans)
         winner = min((one for one in done if one.runs), key=lambda one: one.step_ns, default=done[0])
         if winner.step_ns < done[0].step_ns and _sort(winner.plan) != _sort(plans[0]):

@@ -70,6 +70,13 @@ class PlanBounds:
         """The higher of both."""
         return np.maximum(self.compute_ns, self.link_ns)
 
+    def with_others(self, others: PlanBounds) -> PlanBounds:
+        """Those of other bases as well, in the order of bases."""
+        order = np.argsort(np.concatenate([self.base, others.base]), kind="stable")
+        return PlanBounds(
+            **{name: np.concatenate([mine, others.arrays[name]])[order] for name, mine in self.arrays.items()}
+        )
+
 
 BOUNDS = tuple(each.name for each in fields(PlanBounds))
 
@@ -142,16 +149,14 @@ def bounds_of(judge: Judge, bases: Sequence[Base]) -> PlanBounds:
     )
 
 
-def joined(parts: Sequence[PlanBounds], sizes: Sequence[int]) -> PlanBounds:
-    """Bounds of bases one after another.
+def joined(parts: Mapping[int, PlanBounds]) -> PlanBounds:
+    """Bounds of bases in their order.
 
     Args:
-        parts: Of some bases each, numbered from 0.
-        sizes: How many bases these are.
+        parts: Of some bases each, numbered from 0, by the number of the first of them.
     """
-    begins = [sum(sizes[:number]) for number in range(len(sizes))]
-    moved = [replace(part, base=part.base + begin) for part, begin in zip(parts, begins, strict=True)]
-    return PlanBounds(**{name: np.concatenate([part.arrays[name] for part in moved]) for name in moved[0].arrays})
+    moved = [replace(parts[begin], base=parts[begin].base + begin) for begin in sorted(parts)]
+    return PlanBounds(**{name: np.concatenate([part.arrays[name] for part in moved]) for name in BOUNDS})
 
 
 @lru_cache(maxsize=4096)

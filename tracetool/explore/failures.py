@@ -142,11 +142,14 @@ class FailureJudge(Judge):
     Args:
         workload: What is to be trained, and on what, while all is whole.
         failure: What fails.
+
+    Attributes:
+        failure: The same.
     """
 
     def __init__(self, workload: Workload, failure: Failure) -> None:
         super().__init__(failure.of(workload))
-        self._failure = failure
+        self.failure = failure
 
     def costs(self, plan: JobPlan) -> list[tuple[OverTiers, JobCosts]]:
         """What carries a plan, and its costs, of each sort of its pipelines: those with slow devices apart.
@@ -155,9 +158,9 @@ class FailureJudge(Judge):
             BadTopology: If it does not fit on the network.
         """
         known = super().costs(plan)
-        if not self._failure.slow:
+        if not self.failure.slow:
             return known
-        sorts = set(_slowness(self.workload, plan, self._failure.slow))
+        sorts = set(_slowness(self.workload, plan, self.failure.slow))
         return [
             (over, costs.slowed(factors))
             for over, costs in known
@@ -226,12 +229,14 @@ class Failures:
         kept: The plan that is best while all is whole; None if it cannot run in one of them.
         least_worst: The plan whose longest step is the shortest; None if no plan runs in all.
         least_expected: The one with the shortest mean step; None without shares of the time.
+        cut: Failures in which the space was not searched to its end when the time was up.
     """
 
     outcomes: tuple[FailureOutcome, ...]
     kept: Weighed | None
     least_worst: Weighed | None
     least_expected: Weighed | None
+    cut: tuple[str, ...] = ()
 
 
 def weigh_failures(
@@ -253,13 +258,15 @@ def weigh_failures(
         return Failures((), None, None, None)
     judges = [FailureJudge(space.workload, failure) for failure in failures]
     plans = {judged.plan: judged for judged in results.judged[:_RECHECKED]}
-    bests = []
+    bests, cut = [], []
     for judge in judges:
         again = None
         if ends is None or time.monotonic() < ends:
             failing = replace(space, workload=judge.workload)
-            again = PlanSearch(failing, judge, SearchWork(ends=ends)).run().best
-        bests.append(again)
+            again = PlanSearch(failing, judge, SearchWork(ends=ends)).run()
+        if again is None or again.open:
+            cut.append(judge.failure.text)
+        bests.append(None if again is None else again.best)
     others = [judged.plan for judged in bests if judged is not None and judged.plan not in plans]
     plans |= {judged.plan: judged for judged in Judge(space.workload).judge(list(dict.fromkeys(others))) if judged.runs}
     in_each = [judge.judge(list(plans)) for judge in judges]
@@ -278,6 +285,7 @@ def weigh_failures(
         weighed[0],
         min(run, key=lambda one: one.worst_ns, default=None),
         min(run, key=lambda one: one.expected_ns or 0) if is_weighted else None,
+        tuple(cut),
     )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from hashlib import sha256
 from typing import TYPE_CHECKING, Any
 
@@ -28,6 +28,7 @@ _PIECE = 250
 """Bases of one piece of work."""
 _WORTH = 4_000
 """Bases for which starting other workers pays."""
+_GOLDEN = 0.618034
 _SAVED_EACH_S = 10.0
 _FIGURES = ("step_ns", "window_ns", "compute_ns", "reduction_ns", "peak_hbm_bytes")
 
@@ -57,37 +58,58 @@ class SearchWork:
         """Whether the time is up."""
         return self.ends is not None and time.monotonic() >= self.ends
 
+    def until(self, share_ratio: float) -> SearchWork:
+        """The same with so much of the time that is left."""
+        now = time.monotonic()
+        return replace(self, ends=None if self.ends is None else now + max(0.0, self.ends - now) * share_ratio)
+
+    def beside(self) -> SearchWork:
+        """For other searches than the one that is shown and kept."""
+        return SearchWork(jobs=self.jobs, executor=self.executor, ends=self.ends)
+
     def bounds(self, judge: Judge, bases: Sequence[Base]) -> PlanBounds:
-        """Bounds of all plans of bases, the same whoever works on them."""
+        """Bounds of all plans of bases, the same whoever works on them; of fewer bases where the time is up before."""
         # Other judges know what workers do not.
         sensible = usable_cores() if len(bases) >= _WORTH and type(judge) is Judge else 1
         count = min(-(-len(bases) // _PIECE), sensible if self.jobs is None else self.jobs)
-        parts = [bases[at : at + _PIECE] for at in range(0, len(bases), _PIECE)] or [bases]
-        sizes = list(map(len, parts))
+        begins = list(range(0, len(bases), _PIECE)) or [0]
+        if self.ends is not None:  # what there is time for is to be of all sorts
+            begins.sort(key=lambda begin: begin // _PIECE * _GOLDEN % 1)
+        parts = [bases[begin : begin + _PIECE] for begin in begins]
         self.progress.start(len(bases))
         if self.executor is None and count <= 1:
-            bounded = []
-            for part in parts:  # one after another: what a part takes beside its bounds is freed
-                bounded.append(bounds_of(judge, part))
+            bounded: dict[int, PlanBounds] = {}
+            for begin, part in zip(begins, parts, strict=True):  # what a part takes beside its bounds is freed
+                if not (bounded and self.is_over):
+                    bounded[begin] = bounds_of(judge, part)
                 self.progress.advance(len(part))
-            return joined(bounded, sizes)
-        pieces = [_Piece(judge.workload, part) for part in parts]
+            return joined(bounded)
+        ends = None if self.ends is None else time.time() + self.ends - time.monotonic()
+        pieces = [_Piece(judge.workload, part, ends if number else None) for number, part in enumerate(parts)]
         if self.executor is not None:
-            return joined(on_cluster(_bounded, pieces, sizes, self.progress, self.executor), sizes)
-        return joined(in_processes(_bounded, pieces, self.progress, count), sizes)
+            made = on_cluster(_bounded, pieces, list(map(len, parts)), self.progress, self.executor)
+        else:
+            made = in_processes(_bounded, pieces, self.progress, count)
+        return joined({begin: each for begin, each in zip(begins, made, strict=True) if each is not None})
 
 
 @dataclass(frozen=True)
 class _Piece:
+    """Bases, and when the time is up, of ``time.time``: workers have other clocks."""
+
     workload: Workload
     bases: Sequence[Base]
+    ends: float | None
 
 
 _judges: dict[str, Judge] = {}
 """Of this process, that of the workload it was last asked about: what it knows of placements holds for all pieces."""
 
 
-def _bounded(piece: _Piece, advance: Callable[[int], None]) -> PlanBounds:
+def _bounded(piece: _Piece, advance: Callable[[int], None]) -> PlanBounds | None:
+    if piece.ends is not None and time.time() >= piece.ends:
+        advance(len(piece.bases))
+        return None
     key = _digest(piece.workload)
     if key not in _judges:
         _judges.clear()

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -16,6 +16,8 @@ from tracetool.explore.judge import MEMORY, Judge
 from tracetool.explore.progress import SearchFile, SearchWork, judged_of
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from tracetool.explore.bounds import Int64s
     from tracetool.explore.judge import Judged
     from tracetool.explore.plan import JobPlan
@@ -28,6 +30,8 @@ RIVAL_RATIO = 0.02
 CROSSING = "bytes over the outermost tier"
 """Why a plan is not replayed that moves more than it may."""
 _FIRST, _MOST = 64, 1024
+_MOST_IN_TIME = 128
+"""So many are replayed at most before the clock is looked at."""
 
 
 @dataclass(frozen=True)
@@ -42,7 +46,8 @@ class SearchResults:
         refused: How many cannot run, by reason.
         left_out: What was not taken up as a candidate.
         open: How many were not looked at when the time was up.
-        bound_ns: No plan of the space is faster than this.
+        unbounded: How many of these have no bound either.
+        bound_ns: No plan of the space is faster than this; 0 if some have no bound.
     """
 
     judged: tuple[Judged, ...]
@@ -52,6 +57,7 @@ class SearchResults:
     refused: Counter[str]
     left_out: Counter[str]
     open: int = 0
+    unbounded: int = 0
     bound_ns: int = 0
 
     @property
@@ -73,37 +79,53 @@ class PlanSearch:
         judge: Replays plans.
         work: How it is worked on.
 
+    Attributes:
+        work: How it is worked on from now on.
+
     Raises:
         ScenarioError: If the file that it is to go on from is of another search.
     """
 
     def __init__(self, space: Space, judge: Judge, work: SearchWork | None = None) -> None:
         self._judge = judge
-        self._work = work or SearchWork()
+        self.work = work or SearchWork()
         self._held = candidates(space)
-        self._file = SearchFile(self._work.state, space)
+        self._firsts = np.cumsum([0, *(base.size for base in self._held.bases)])
+        self._file = SearchFile(self.work.state, space)
         held = self._file.read()
-        if held:
-            self._bounds = PlanBounds(**{name: held[name] for name in BOUNDS})
-            self._done = judged_of(held, self._plan)
-        else:
-            self._bounds = self._work.bounds(judge, self._held.bases)
-            self._done = {}
+        self._bounds = self._bounded(held)
+        self._numbers = self._firsts[self._bounds.base] + self._bounds.within
+        self._done = judged_of(held, self._plan) if held else {}
         self._least = self._bounds.step_ns
         self._file.write(self._bounds, self._done, now=not held)
+
+    def _bounded(self, held: Mapping[str, Any]) -> PlanBounds:
+        """Bounds of all candidates that there is time for, with those of the file."""
+        bases = self._held.bases
+        if not held:
+            return self.work.bounds(self._judge, bases)
+        known = PlanBounds(**{name: held[name] for name in BOUNDS})
+        others = np.setdiff1d(np.arange(len(bases)), known.base)
+        if not len(others):
+            return known
+        more = self.work.bounds(self._judge, [bases[number] for number in others.tolist()])
+        return known.with_others(replace(more, base=others[more.base]))
 
     @property
     def size(self) -> int:
         """How many candidates there are."""
         return self._held.size
 
-    def _plan(self, row: int) -> JobPlan:
-        return self._held.bases[int(self._bounds.base[row])].at(int(self._bounds.within[row]))
+    def _plan(self, number: int) -> JobPlan:
+        """A candidate by its number among all."""
+        base = int(np.searchsorted(self._firsts, number, "right")) - 1
+        return self._held.bases[base].at(number - int(self._firsts[base]))
 
     @cached_property
     def _outer_bytes(self) -> Int64s:
-        fits = self._bounds.memory_bytes <= self._judge.workload.hbm_bytes
-        return outer_bytes(self._judge.workload, self._held.bases, fits.tolist())
+        needed = np.zeros(self.size, bool)
+        needed[self._numbers] = self._bounds.memory_bytes <= self._judge.workload.hbm_bytes
+        return outer_bytes(self._judge.workload, self._held.bases, needed.tolist())[self._numbers]
 
     def run(
         self,
@@ -121,45 +143,45 @@ class PlanSearch:
             exhaustive: Up to so many candidates are replayed whole.
             rival_ratio: Plans are replayed that may be slower than the best one by this.
         """
-        progress = self._work.progress
+        progress = self.work.progress
         room = self._judge.workload.hbm_bytes if hbm_bytes is None else hbm_bytes
         fits = self._bounds.memory_bytes <= room
         order = np.flatnonzero(fits if crossing_bytes is None else fits & (self._outer_bytes <= crossing_bytes))
         order = order[np.argsort(self._least[order], kind="stable")]
         progress.start(self.size)
-        progress.advance(self.size - len(order))
+        progress.advance(len(self._numbers) - len(order))
         judged: list[tuple[int, Judged]] = []
         refused: Counter[str] = Counter()
         best: int | None = None
         at, size = 0, _FIRST
-        while at < len(order) and not (self._work.is_over and judged):
+        most = _MOST if self.work.ends is None else _MOST_IN_TIME
+        while at < len(order) and not (self.work.is_over and judged):
             some = order[at : at + size]
             if best is not None and self.size > exhaustive:
                 some = some[self._least[some] <= best * (1 + rival_ratio)]
             if not len(some):
                 break
-            for row in self._replayed(some.tolist()):
-                done = self._done[row]
+            for row, done in zip(some.tolist(), self._replayed(self._numbers[some].tolist()), strict=True):
                 if not done.runs or done.peak_hbm_bytes > room:
                     refused[done.refusal or MEMORY] += 1
                     continue
                 judged.append((row, done))
                 if best is None or done.step_ns < best:
                     best = done.step_ns
-                    self._work.best_so_far(best)
+                    self.work.best_so_far(best)
             at += len(some)
             progress.advance(len(some))
-            size = min(2 * size, _MOST)
+            size = min(2 * size, most)
         self._file.write(self._bounds, self._done, now=True)
-        without = Counter({MEMORY: self.size - int(fits.sum()), CROSSING: int(fits.sum()) - len(order)})
+        without = Counter({MEMORY: len(fits) - int(fits.sum()), CROSSING: int(fits.sum()) - len(order)})
         return self._results(judged, refused, order[at:], without, None if best is None else best * (1 + rival_ratio))
 
-    def _replayed(self, rows: list[int]) -> list[int]:
-        """Rows, of which those that were not are replayed."""
-        new = [row for row in rows if row not in self._done]
-        self._done.update(zip(new, self._judge.judge([self._plan(row) for row in new]), strict=True))
+    def _replayed(self, numbers: list[int]) -> list[Judged]:
+        """Candidates, of which those that were not are replayed."""
+        new = [number for number in numbers if number not in self._done]
+        self._done.update(zip(new, self._judge.judge([self._plan(number) for number in new]), strict=True))
         self._file.write(self._bounds, self._done)
-        return rows
+        return [self._done[number] for number in numbers]
 
     def _results(
         self,
@@ -174,7 +196,8 @@ class PlanSearch:
         by_link = int((self._bounds.link_ns[cut] > self._bounds.compute_ns[cut]).sum())
         pruned = Counter({"compute": len(cut) - by_link, "busiest link": by_link}) + without
         best = judged[0][1].step_ns if judged else 0
-        left = len(rest) - len(cut)
+        left, unbounded = len(rest) - len(cut), self.size - len(self._numbers)
+        lowest = min(int(self._least[rest[0]]), best) if left else best
         return SearchResults(
             judged=tuple(done for _, done in judged),
             candidates=self.size,
@@ -182,8 +205,9 @@ class PlanSearch:
             pruned=+pruned,
             refused=refused,
             left_out=self._held.left_out,
-            open=left,
-            bound_ns=min(int(self._least[rest[0]]), best) if left else best,
+            open=left + unbounded,
+            unbounded=unbounded,
+            bound_ns=0 if unbounded else lowest,
         )
 
 

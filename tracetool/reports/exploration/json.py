@@ -47,6 +47,7 @@ class AlternativeInfo(msgspec.Struct, kw_only=True):
     faster_ratio: Annotated[float | None, doc("Step of the base over its step, minus one.")]
     shorter_ratio: Annotated[float | None, doc("One minus its step over the base's.")]
     reason: Annotated[str | None, doc("Why nothing of it can run.")]
+    is_cut: Annotated[bool, doc("Whether the time was up before all of it was looked at.")]
 
 
 class TurnedInfo(msgspec.Struct, kw_only=True):
@@ -84,6 +85,7 @@ class FailuresInfo(msgspec.Struct, kw_only=True):
     kept: Annotated[WeighedInfo | None, doc("The plan that is best while all is whole; null if it fails in one.")]
     least_worst: Annotated[WeighedInfo | None, doc("The plan whose longest step is the shortest; null if none runs.")]
     least_expected: Annotated[WeighedInfo | None, doc("The one with the shortest mean step; null without shares.")]
+    cut: Annotated[list[str], doc("Failures in which the space was not searched to its end in time.")]
 
 
 class LaunchInfo(msgspec.Struct, kw_only=True):
@@ -137,7 +139,9 @@ class ExplorationInfo(Head, kw_only=True):
     refused: Annotated[dict[str, int], doc("Of these, those that cannot run, by reason.")]
     left_out: Annotated[dict[str, int], doc("What was not taken up as a candidate, by reason.")]
     open: Annotated[int, doc("Plans not looked at when the time was up.")]
-    bound_ns: Annotated[int, doc("No plan of the space is faster.")]
+    unbounded: Annotated[int, doc("Of these, those of which no bound is known.")]
+    bound_ns: Annotated[int, doc("No plan of the space is faster; 0 if some have no bound.")]
+    cut: Annotated[list[str], doc("Of what stands beside the search, what ended when the time was up.")]
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,6 +195,8 @@ def exploration_info(done: Exploration, facts: ExplorationFacts, failures: Failu
         refused=dict(results.refused),
         left_out=dict(results.left_out),
         open=results.open,
+        unbounded=results.unbounded,
+        cut=list(done.cut_short),
         bound_ns=results.bound_ns,
     )
 
@@ -223,6 +229,7 @@ def _failures(done: Exploration, failures: Failures) -> FailuresInfo:
         kept=_weighed(failures.kept),
         least_worst=_weighed(failures.least_worst),
         least_expected=_weighed(failures.least_expected),
+        cut=list(failures.cut),
     )
 
 
@@ -252,6 +259,7 @@ def _alternative(done: Exploration, one: Alternative) -> AlternativeInfo:
         faster_ratio=faster,
         shorter_ratio=shorter,
         reason=one.reason or None,
+        is_cut=one.is_cut,
     )
 
 

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from tracetool.explore.failures import Failures
     from tracetool.explore.judge import Judged
     from tracetool.explore.plan import JobPlan
+    from tracetool.explore.search import SearchResults
 
 _MOST = 2
 
@@ -55,6 +56,10 @@ def failure_lines(failures: Failures) -> list[str]:
             which = "the same plan is best" if is_kept else f"best is {_named(plan_then.plan)}"
             before = "" if is_kept or kept is None else f", this one {format_duration(round(getattr(kept, of)))}"
             lines.append(f"  {name} {which}: {format_duration(round(getattr(plan_then, of)))}{before}")
+    if failures.cut:
+        lines.append(
+            f"  not searched to the end in time, and something better may be best then: {', '.join(failures.cut)}"
+        )
     return lines
 
 
@@ -115,7 +120,8 @@ def details(done: Exploration, best: Judged) -> list[str]:
 
 def choice_rows(done: Exploration) -> list[tuple[str, ...]]:
     """Choices that gain something alone, and all of them: step, both speed-ups, and what is chosen."""
-    rows = [_row(done, one) for one in (*done.alone, done.one_by_one) if not _is_idle(done, one)]
+    every = (*done.alone, done.one_by_one)
+    rows = [_row(done, one) for one in every if not (_is_idle(done, one) or _is_unknown(one))]
     best = done.best
     if best is not None:
         rows.append((*_row_of(done, "all together", best), ""))
@@ -124,6 +130,10 @@ def choice_rows(done: Exploration) -> list[tuple[str, ...]]:
 
 def _is_idle(done: Exploration, one: Alternative) -> bool:
     return one.judged is not None and done.base.runs and one.judged.step_ns >= done.base.step_ns
+
+
+def _is_unknown(one: Alternative) -> bool:
+    return one.is_cut and one.judged is None
 
 
 def _row(done: Exploration, one: Alternative) -> tuple[str, ...]:
@@ -158,19 +168,22 @@ def other_lines(done: Exploration, best: Judged, *, verbose: bool) -> list[str]:
     """What only the joint choice gives, other ways of choosing, rivals, and figures that would turn the answer."""
     lines = []
     asked = done.space.values("overlap") != (NO_OVERLAP,)
-    idle = [one.name for one in done.alone if _is_idle(done, one) and (asked or one.name != "overlap")]
+    looked_at = [one for one in done.alone if not one.is_cut and (asked or one.name != "overlap")]
+    idle = [one.name for one in looked_at if _is_idle(done, one)]
     if idle:
         lines.append(f"  {', '.join(idle)}: alone nothing beats the declared")
     joint = done.one_by_one.judged
-    if joint is not None and done.base.runs:
+    if joint is not None and done.base.runs and not done.one_by_one.is_cut:
         more = joint.step_ns / best.step_ns - 1
         if more > 0:
             lines.append(f"  only the joint choice gives {more:.1%} more than choosing one by one")
     took = (
         f"{one.name} {one.reason if one.judged is None else f'{one.judged.step_ns / best.step_ns - 1:+.1%}'}"
         for one in done.baselines
+        if not _is_unknown(one)
     )
-    lines.append(f"  on the best: {', '.join(took)}")
+    if known := list(took):
+        lines.append(f"  on the best: {', '.join(known)}")
     lines += _rivals(done, best, verbose=verbose)
     if done.unproven.judged is not None and done.unproven.judged.step_ns < best.step_ns:
         other = done.unproven.judged
@@ -195,7 +208,7 @@ def other_lines(done: Exploration, best: Judged, *, verbose: bool) -> list[str]:
         f"{each.judged.plan.degrees_text}, {each.judged.plan.order_text}, placed {each.judged.plan.seats_rule}"
         for each in turned
     ]
-    if not done.turned:
+    if not (done.turned or done.cut):
         lines.append("  no figure that is off by 20 % would change the answer among the plans replayed")
     return lines
 
@@ -227,12 +240,10 @@ def searched(done: Exploration) -> list[str]:
         refused = f"; cannot run: {', '.join(kinds)}" + (f", {others:,} by other reasons" if others else "")
     lines = [
         f"  {results.candidates:,} candidates, {results.replayed:,} replayed; not replayed: {pruned or 'none'}{refused}"
-        + (
-            f"; {results.open:,} not looked at in time, none faster than {format_duration(results.bound_ns)}"
-            if results.open
-            else ""
-        )
+        + (f"; {_open(results)}" if results.open else "")
     ]
+    if done.cut_short:
+        lines.append(f"  ended when the time was up, and may be better: {', '.join(done.cut_short)}")
     workload = done.space.workload
     if workload.hbm_bytes > workload.device.hbm_bytes:
         has = f"{workload.device.name} has ({format_size(workload.device.hbm_bytes)})"
@@ -246,9 +257,19 @@ def searched(done: Exploration) -> list[str]:
     return lines
 
 
+def _open(results: SearchResults) -> str:
+    """What was not looked at, and how much better it may be."""
+    text = f"{results.open:,} not looked at in time"
+    if results.unbounded:
+        return f"{text}, {results.unbounded:,} of these not even bounded: give it more of it"
+    return f"{text}, none faster than {format_duration(results.bound_ns)}"
+
+
 def nothing(done: Exploration) -> str:
     """Why no plan can run."""
     results = done.results
     why = results.refused + results.pruned or results.left_out
     reasons = ", ".join(f"{count:,} by {name}" for name, count in sorted(why.items(), key=lambda pair: -pair[1])[:3])
+    if results.open:
+        return f"No plan that can run was come upon in time, of {results.candidates:,}: {_open(results)}."
     return f"No plan of {results.candidates:,} can run: {reasons or 'the space is empty'}."
