@@ -95,6 +95,8 @@ WAY_AXES: tuple[AxisName, ...] = (
 """Fields of ``RecordedWay``."""
 RECORDED_AXES: tuple[AxisName, ...] = ("schedule", "depth", *WAY_AXES)
 """What of a recorded job can be chosen."""
+LISTED = "greedy"
+"""The order that is made from a recording's costs, the fleet's links and the limit of memory in no time to speak of."""
 _NOT_OWN = frozenset({"chunks", "routing", "compression"})
 """Axes along which nothing is tried by itself."""
 
@@ -202,7 +204,7 @@ class RecordedSpace:
         pipeline = self.recording.pipeline
         own: Mapping[str, Values] = {
             "placement": placement_rules(self.choice.network),
-            "schedule": tuple(default_schedules(pipeline.observed)),
+            "schedule": (*default_schedules(pipeline.observed), LISTED),
             "p2p": () if pipeline.p2p in BY_EDGE else ("per-edge",),
             "sharing": LINK_SHARINGS,
             "microbatch": tuple(size.sequences for size in self._equal_sizes),

@@ -308,7 +308,7 @@ def table_width() -> int:
     return min(_WIDTH, terminal_width())
 
 
-_SCREEN_LINES = 24
+SCREEN_LINES = 24
 _LONGEST_NEXT = 160
 """What to run next is not broken; commands that are longer than so many columns scroll."""
 
@@ -322,7 +322,7 @@ def lines_left(lines: Sequence[str], width: int | None = None, after: str | None
         after: What to run next, where that is known.
     """
     longest = _LONGEST_NEXT if after is None else len(f"Next: {after}")
-    return _SCREEN_LINES - len(lines) - 1 - -(-longest // (width or terminal_width()))
+    return SCREEN_LINES - len(lines) - 1 - -(-longest // (width or terminal_width()))
 
 
 def first_fitting(screens: Iterable[list[str]], width: int | None = None, after: str | None = None) -> list[str]:
@@ -361,6 +361,27 @@ def wrapped(lines: Sequence[str], width: int | None = None) -> list[str]:
         indent = " " * (len(line) - len(line.lstrip()) + (6 if isinstance(line, Note) else 2))
         broken += wrap(line, width, indent)
     return broken
+
+
+SCREEN_LINES = 21
+"""Of 24: the command to run next stands under an answer, behind a blank line."""
+
+
+def on_one_screen(head: Sequence[str], after: Sequence[str]) -> list[str]:
+    """What stands ahead, and as much of what comes after it as a screen has room for, with how much it has not.
+
+    Args:
+        head: Lines as they are shown.
+        after: Lines to be broken, in the order of how much they weigh.
+    """
+    shown, left = list(head), list(after)
+    while left:
+        broken = wrapped(left[:1])
+        if len(shown) + len(broken) + (len(left) > 1) > SCREEN_LINES:
+            return [*shown, f"  {len(left)} more: -v"]
+        shown += broken
+        left.pop(0)
+    return shown
 
 
 _UNITS = ("ns", "us", "ms", "s", "%", "EUR", *SIZE_BYTES, *BANDWIDTH_BYTES_PER_S)

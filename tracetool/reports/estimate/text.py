@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from tracetool.model.pipeline import NO_OVERLAP
-from tracetool.reports.answer.text import Note, table, wrapped
+from tracetool.reports.answer.text import SCREEN_LINES, Note, table, wrapped
 from tracetool.units import format_count, format_duration, format_size
 
 if TYPE_CHECKING:
@@ -15,15 +15,16 @@ if TYPE_CHECKING:
     from tracetool.reports.estimate.json import EstimateFacts
 
 _MOST_ROWS = 14
+_LEAST_ROWS, _AROUND_ROWS = 3, 3
+"""Measured runs that are shown at least, and lines around them: two blank ones and the head."""
 _SHARED = "devices share {tiers}: all pipelines are taken to send at once, and each has its part"
-OVERLAPPING = (
-    "layers overlap by {way}: an estimate whose hosts take no time; pairs of 0.6 ms and more were off by 5 % on "
-    "average, 17 % at most, shorter ones may wait for their host: tracetool help overlap"
-)
-_MODEL = (
-    "a derived model of this tool: matrix products on a curve fitted or given, memory and network at their bandwidths; "
-    "tracetool help estimate says what is left out"
-)
+_MODEL = "a derived model of this tool: tracetool help estimate"
+_SEEN = "pairs of 0.6 ms and more were 5 % off on average, 17 % at most, shorter ones may wait for hosts"
+
+
+def overlap_text(way: str) -> str:
+    """How layers overlap, and how sure what they take is."""
+    return f"layers overlap by {way}, an estimate: {_SEEN} (tracetool help overlap)"
 
 
 def headline(done: Estimate) -> str:
@@ -45,24 +46,26 @@ def render_estimate(estimated: Estimated, facts: EstimateFacts, *, verbose: bool
         f"  {job.model.name}, {job.model.parameters / 1e9:.1f} billion parameters, on "
         f"{format_count(job.training.devices, 'device')} ({job.device.name}): {_degrees(done)}",
         f"  {_basis(estimated, facts)}",
+        *([f"  {overlap_text(job.training.overlap)}"] if job.training.overlap != NO_OVERLAP else []),
         f"  of the step: compute {_share(done.compute_ns, done)}, pipeline idle "
         f"{_share(done.window_ns - done.compute_ns, done)}, gradient reduction {_share(done.reduction_ns, done)}, "
         f"optimizer {_share(done.optimizer_ns, done)}; {done.tokens_per_s:,.0f} tokens/s",
     ]
-    errors = estimated.errors
-    compared = table([MEASURED_HEAD, *measured_cells(estimated)]) if estimated.measured else []
     after = []
-    if errors:
-        runs = format_count(len(errors), "run")
-        after.append(f"  {runs} that nothing was fitted on: off by {max(errors):.1%} at most")
+    if estimated.errors:
+        runs = format_count(len(estimated.errors), "run")
+        after.append(f"  {runs} that nothing was fitted on: off by {max(estimated.errors):.1%} at most")
     if estimated.shared_tiers:
         after.append(Note(_SHARED.format(tiers=" and ".join(estimated.shared_tiers))))
-    if job.training.overlap != NO_OVERLAP:
-        after.append(Note(OVERLAPPING.format(way=job.training.overlap)))
     after.append(Note(_MODEL))
     if verbose:
         after.append(Note("HBM by pipeline rank: " + ", ".join(map(format_size, done.peak_hbm_bytes))))
-    return ("\n".join([*wrapped(lines), "", *compared, *([""] if compared else []), *wrapped(after)]) + "\n").encode()
+    head, below, cells = wrapped(lines), wrapped(after), measured_cells(estimated)
+    room = max(_LEAST_ROWS, SCREEN_LINES - len([*head, *below]) - _AROUND_ROWS)
+    shown = cells if verbose or len(cells) <= room else cells[: room - 1]
+    rows = table([MEASURED_HEAD, *shown]) if cells else []
+    rows += [f"  {format_count(len(cells) - len(shown), 'run')} more: -v"] if len(shown) < len(cells) else []
+    return ("\n".join([*head, "", *rows, *([""] if cells else []), *below]) + "\n").encode()
 
 
 def _degrees(done: Estimate) -> str:

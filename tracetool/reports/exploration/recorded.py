@@ -14,7 +14,7 @@ import msgspec
 from tracetool.explore.answer import speedup
 from tracetool.reports import as_json
 from tracetool.reports.answer.notes import weightiest
-from tracetool.reports.answer.text import Note, table, wrapped
+from tracetool.reports.answer.text import Note, on_one_screen, table, wrapped
 from tracetool.tables.fields import Head, SchemaId, WithFigures, as_struct, doc, fields_of
 from tracetool.tables.results import POINTS
 from tracetool.units import format_bits, format_count, format_duration, format_size, parse_bandwidth_bytes_per_s
@@ -136,13 +136,14 @@ def render_recorded_text(done: RecordedExploration, *, verbose: bool = False) ->
     unasked |= {"microbatch"} if done.space.sizes is None else set()
     idle = [one.name for one in done.alone if not _gains(done, one) and one.name not in unasked]
     beaten = "the recorded" if is_as_recorded else "what is fixed"
-    after = [f"  {', '.join(idle)}: alone nothing beats {beaten}"] if idle else []
+    after = []
     if joint is not None and joint.step_ns > best.step_ns:
         more = joint.step_ns / best.step_ns - 1
         after.append(f"  only the joint choice gives {more:.1%} more than choosing one by one")
     after += [*_near(done, best, verbose=verbose), *_tried(done, verbose=verbose)]
-    head = wrapped([_headline(done, best), *_details(done, best), ""])
-    return ("\n".join([*head, *table(rows), "", *wrapped(after)]) + "\n").encode()
+    after += [f"  {', '.join(idle)}: alone nothing beats {beaten}"] if idle else []
+    head = [*wrapped([_headline(done, best), *_details(done, best), ""]), *table(rows), ""]
+    return ("\n".join([*head, *wrapped(after)] if verbose else on_one_screen(head, after)) + "\n").encode()
 
 
 def _headline(done: RecordedExploration, best: RecordedPlan) -> str:

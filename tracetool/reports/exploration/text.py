@@ -8,8 +8,8 @@ from tracetool.explore.answer import speedup
 from tracetool.explore.crossing import tier_bytes
 from tracetool.explore.launch import launches
 from tracetool.model.pipeline import NO_OVERLAP
-from tracetool.reports.answer.text import Note, table, wrapped
-from tracetool.reports.estimate.text import OVERLAPPING
+from tracetool.reports.answer.text import Note, on_one_screen, table, wrapped
+from tracetool.reports.estimate.text import overlap_text
 from tracetool.units import format_count, format_duration, format_size
 from tracetool.whatif.accuracy import format_error
 
@@ -30,10 +30,14 @@ def render_text(done: Exploration, failures: Failures | None = None, *, verbose:
         return ("\n".join(wrapped([nothing(done), *searched(done)])) + "\n").encode()
     lines = [headline(done, best), *details(done, best), ""]
     rows = table([("choice", "step", "T0/T1-1", "1-T1/T0", "best alone"), *choice_rows(done)])
-    failing = [] if failures is None else failure_lines(failures)
-    after = [*failing, *other_lines(done, best, verbose=verbose), *searched(done)]
-    launch = ["", *_launch(done, best)] if verbose else []
-    return ("\n".join([*wrapped(lines), *rows, "", *wrapped(after), *launch]) + "\n").encode()
+    head, failing = [*wrapped(lines), *rows, ""], [] if failures is None else failure_lines(failures)
+    found, looked_at = other_lines(done, best, verbose=verbose), searched(done)
+    if verbose:
+        shown = [*head, *wrapped([*failing, *found, *looked_at]), "", *_launch(done, best)]
+    else:
+        late = bool(done.results.open or done.cut_short)
+        shown = on_one_screen(head, [*failing, *(looked_at + found if late else found + looked_at)])
+    return ("\n".join(shown) + "\n").encode()
 
 
 def failure_lines(failures: Failures) -> list[str]:
@@ -109,12 +113,12 @@ def details(done: Exploration, best: Judged) -> list[str]:
         gradients += " beside the last backward" if how.overlap_reduction else ""
     turns = ", pipelines take turns on the link" if plan.sharing == "temporal" else ""
     sent = f"{plan.p2p_text} transfers, " if how.stages > 1 else ""
-    layers = f"layers overlap by {how.overlap}, " if how.overlap != NO_OVERLAP else ""
     return [
         f"  placed {plan.seats_rule}; {format_count(how.microbatches, 'microbatch')} of {how.batch}, recompute "
-        f"{how.recompute}, {layers}{sent}{gradients}{turns}",
+        f"{how.recompute}, {sent}{gradients}{turns}",
         f"  {format_size(best.peak_hbm_bytes)} of HBM on the fullest of {format_count(how.devices, 'device')}; "
         f"{format_size(crossing)} over {outer} a step",
+        *([f"  {overlap_text(how.overlap)}"] if how.overlap != NO_OVERLAP else []),
     ]
 
 
@@ -167,23 +171,11 @@ def _short(name: str, judged: Judged) -> str:
 def other_lines(done: Exploration, best: Judged, *, verbose: bool) -> list[str]:
     """What only the joint choice gives, other ways of choosing, rivals, and figures that would turn the answer."""
     lines = []
-    asked = done.space.values("overlap") != (NO_OVERLAP,)
-    looked_at = [one for one in done.alone if not one.is_cut and (asked or one.name != "overlap")]
-    idle = [one.name for one in looked_at if _is_idle(done, one)]
-    if idle:
-        lines.append(f"  {', '.join(idle)}: alone nothing beats the declared")
     joint = done.one_by_one.judged
     if joint is not None and done.base.runs and not done.one_by_one.is_cut:
         more = joint.step_ns / best.step_ns - 1
         if more > 0:
             lines.append(f"  only the joint choice gives {more:.1%} more than choosing one by one")
-    took = (
-        f"{one.name} {one.reason if one.judged is None else f'{one.judged.step_ns / best.step_ns - 1:+.1%}'}"
-        for one in done.baselines
-        if not _is_unknown(one)
-    )
-    if known := list(took):
-        lines.append(f"  on the best: {', '.join(known)}")
     lines += _rivals(done, best, verbose=verbose)
     if done.unproven.judged is not None and done.unproven.judged.step_ns < best.step_ns:
         other = done.unproven.judged
@@ -191,17 +183,13 @@ def other_lines(done: Exploration, best: Judged, *, verbose: bool) -> list[str]:
             f"  unproven  may be better: {other.plan.order_text} {other.step_ns / best.step_ns - 1:+.1%} "
             f"({other.plan.degrees_text})"
         )
-    if verbose:
-        lines += [
-            f"  with {format_size(one.peak_hbm_bytes)} of HBM: {format_duration(one.step_ns)}: {one.plan.text}"
-            for one in done.front
-        ]
-        outer = done.space.workload.choice.network.tiers[-1].name
-        lines += [
-            f"  with {format_size(tier_bytes(done.space.workload, one.plan)[-1])} over {outer}: "
-            f"{format_duration(one.step_ns)}: {one.plan.text}"
-            for one in done.crossing_front[1:]
-        ]
+    took = (
+        f"{one.name} {one.reason if one.judged is None else f'{one.judged.step_ns / best.step_ns - 1:+.1%}'}"
+        for one in done.baselines
+        if not _is_unknown(one)
+    )
+    if known := list(took):
+        lines.append(f"  on the best: {', '.join(known)}")
     turned = done.turned if verbose else done.turned[:1]
     lines += [
         f"  with {each.figure} off by {each.change_ratio:+.0%} another plan is {each.lost_ratio:.1%} faster: "
@@ -210,7 +198,26 @@ def other_lines(done: Exploration, best: Judged, *, verbose: bool) -> list[str]:
     ]
     if not (done.turned or done.cut):
         lines.append("  no figure that is off by 20 % would change the answer among the plans replayed")
-    return lines
+    asked = done.space.values("overlap") != (NO_OVERLAP,)
+    looked_at = [one for one in done.alone if not one.is_cut and (asked or one.name != "overlap")]
+    idle = [one.name for one in looked_at if _is_idle(done, one)]
+    if idle:
+        lines.append(f"  {', '.join(idle)}: alone nothing beats the declared")
+    return [*lines, *_fronts(done)] if verbose else lines
+
+
+def _fronts(done: Exploration) -> list[str]:
+    """The fastest plans within less memory, and within fewer bytes over the outermost tier."""
+    lines = [
+        f"  with {format_size(one.peak_hbm_bytes)} of HBM: {format_duration(one.step_ns)}: {one.plan.text}"
+        for one in done.front
+    ]
+    outer = done.space.workload.choice.network.tiers[-1].name
+    return lines + [
+        f"  with {format_size(tier_bytes(done.space.workload, one.plan)[-1])} over {outer}: "
+        f"{format_duration(one.step_ns)}: {one.plan.text}"
+        for one in done.crossing_front[1:]
+    ]
 
 
 def _rivals(done: Exploration, best: Judged, *, verbose: bool) -> list[str]:
@@ -248,8 +255,6 @@ def searched(done: Exploration) -> list[str]:
     if workload.hbm_bytes > workload.device.hbm_bytes:
         has = f"{workload.device.name} has ({format_size(workload.device.hbm_bytes)})"
         lines.append(Note(f"the HBM limit is above what {has}"))
-    if done.best is not None and done.best.plan.training.overlap != NO_OVERLAP:
-        lines.append(Note(OVERLAPPING.format(way=done.best.plan.training.overlap)))
     if done.error_ratio is None:
         lines.append(
             Note("no measured run of the model's file tells how far off a step may be: tracetool help estimate")
