@@ -17,7 +17,7 @@ from helpers.recorded import data, run_of
 from tracetool.errors import IngestError, TraceToolError
 from tracetool.ingestion import IngestOptions, discover, ingest
 from tracetool.readers.nsys.capture import about, capture_of, process_of
-from tracetool.readers.nsys.nvtx import Named, Payloads, labelled_message, read_name
+from tracetool.readers.nsys.nvtx import Payloads
 from tracetool.readers.nsys.stored import opened
 
 if TYPE_CHECKING:
@@ -123,20 +123,6 @@ def test_a_file_of_several_ranks_asks_which_is_which(tmp_path: Path) -> None:
     with pytest.raises(IngestError, match=r"two-ranks-2026\.2\.sqlite:148 does not say its rank") as error:
         ingest([sample(TWO_RANKS)], tmp_path / "x.run")
     assert "two-ranks-2026.2.sqlite:148=0" in (error.value.hint or "")
-
-
-def test_names_of_ranges() -> None:
-    assert read_name("aten::mm, seq = 12, op_id = 4, sizes = [[2, 3]]") == Named("op", "aten::mm", 12)
-    assert read_name("MmBackward0, seq = 12") == Named("op", "MmBackward0", 12)
-    assert read_name("PP:2F0, op_id = 7") == Named("annotation", "PP:2F0", None, "2F0")
-    assert read_name("Optimizer.step#AdamW.step, op_id = 7") == Named("annotation", "Optimizer.step#AdamW.step")
-    assert read_name("ProfilerStep#3") == Named("annotation", "ProfilerStep#3", None, None, 3)
-    assert read_name("iter_1_5").step == 5
-    assert read_name("record_param_comms") == Named("op", "record_param_comms")
-    assert read_name("my own, seq = x") == Named("op", "my own")
-    assert labelled_message("nccl:send 0->1") == ("send", 1)
-    assert labelled_message("nccl:recv 0<-3") == ("recv", 3)
-    assert labelled_message("nccl:coalesced") is None
 
 
 def test_ids_with_the_highest_bit_are_negative_in_sqlite() -> None:

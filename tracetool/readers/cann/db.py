@@ -31,10 +31,10 @@ _BESIDE = (*_UNMERGED, "-shm")
 # No row of a profiler is near this: a larger one is damage or malice and counts as unreadable.
 _ROW_BYTES = 16 << 20
 _NAME_CHARACTERS = 4096
-_FIRST_ROWID, _LAST_ROWID = -(2**63), 2**63 - 1
+FIRST_ROWID, _LAST_ROWID = -(2**63), 2**63 - 1
 _MOST_GAPS = 1000
 _MOST_NAMES = 1 << 17
-_NONE = frozenset({2**32 - 1, 2**63 - 1})
+NO_NUMBERS = frozenset({2**32 - 1, 2**63 - 1})
 _NO_ID = 2**63
 _EXACT_FLOAT = 2**53
 
@@ -75,7 +75,7 @@ def whole(value: object) -> int | None:
 def known(value: object) -> int | None:
     """The same for ids, ranks and streams, whose highest unsigned numbers mean that there is none."""
     number = value if type(value) is int else whole(value)
-    return None if number is None or not 0 <= number < _NO_ID or number in _NONE else number
+    return None if number is None or not 0 <= number < _NO_ID or number in NO_NUMBERS else number
 
 
 def companions(databases: Iterable[Path], files: Iterable[Path]) -> list[Path]:
@@ -167,10 +167,13 @@ class Database:
             table: Its name; without such a table there are no rows.
             columns: Their names.
         """
+        return self.rows_from(FIRST_ROWID, table, *columns)
+
+    def rows_from(self, start: int, table: str, *columns: str) -> Iterator[tuple[Any, ...]]:
+        """The same from a rowid on."""
         if table not in self.tables:
             return
         chosen = ", ".join(f'"{c}"' if c in self.tables[table] else "NULL" for c in columns) or "NULL"
-        start = _FIRST_ROWID
         for _ in range(_MOST_GAPS):
             query = f'SELECT _rowid_, {chosen} FROM "{table}" WHERE _rowid_ >= ? ORDER BY _rowid_'
             try:

@@ -115,11 +115,13 @@ class NsysReader:
         own = _own(source)
         with opened(source.path) as stored:
             events = ProcessEvents(stored, own.pid, rank, identity.base_ns, report)
-            for rows in events.rows():
-                yield "events", rows_table("events", rows)
-            yield "steps", rows_table("steps", [(rank, *step, None, None) for step in events.steps])
+            for rows in events.tables():
+                yield "events", rows
+            yield "steps", rows_table("steps", [(rank, *step, None, None) for step in events.ranges.steps])
             communicators = {c.name: c for c in own.communicators}
-            records = comm_records(events.calls, events.labels, events.kernels, communicators, rank, report)
+            records = comm_records(
+                events.ranges.calls, events.ranges.labels, events.kernels, communicators, rank, report
+            )
             for first in range(0, len(records), _CHUNK_ROWS):
                 rows = [
                     (

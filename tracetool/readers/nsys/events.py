@@ -2,21 +2,20 @@
 
 Ranges and launches of a thread are laid beside each other in order of time, so that each launch is known to the
 innermost operator around it. Correlation ids are unique per process only, and rows of a table may be a little out of
-order.
+order. All of it goes by columns: a capture has tens of millions of rows.
 """
 
 from __future__ import annotations
 
 import re
-from array import array
-from bisect import bisect_left, bisect_right
-from collections import defaultdict
-from itertools import islice
-from operator import itemgetter
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
 
 from tracetool.readers import FilePlace
-from tracetool.readers.cann.db import known, whole
+from tracetool.readers.cann.db import NO_NUMBERS, known, whole
 from tracetool.readers.cuda import CommKernel, is_communication_kernel
 from tracetool.readers.nsys.capture import (
     CALLS,
@@ -27,43 +26,44 @@ from tracetool.readers.nsys.capture import (
     MEMORY_USAGE,
     NVTX,
     process_of,
-    thread_of,
 )
-from tracetool.readers.nsys.comms import NcclRange
-from tracetool.readers.nsys.nvtx import Domains, Payloads, read_name
+from tracetool.readers.nsys.columns import coded, table_of, values_of
+from tracetool.readers.nsys.correlations import MOST_COMMUNICATIONS, NO_CORRELATION, CommLaunches, Correlations
+from tracetool.readers.nsys.nvtx import Domains, Named
+from tracetool.readers.nsys.ranges import NAMELESS, OF_RANGES, ProgramRanges, threads_of
+from tracetool.readers.nsys.spans import OpenOps, in_order, side_by_side
 from tracetool.readers.nsys.stored import Texts
+from tracetool.tables.run import TABLES
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+
+    from numpy.typing import NDArray
 
     from tracetool.readers import SourceReport
-    from tracetool.readers.nsys.stored import Cells, Stored
+    from tracetool.readers.nsys.columns import Flags, Kind, Numbers
+    from tracetool.readers.nsys.stored import Stored
 
     Row = tuple[object, ...]
-    Span = tuple[int, int, int, Cells]
-    """Start, end, number of the row, and its cells."""
 
-T = TypeVar("T")
-_AHEAD = 1 << 12
-"""Rows that wait for earlier ones: calls are stored as they end, which is a handful of rows out of order."""
-
-_BLOCK = 1 << 14
-_MOST_NAMES = 1 << 12
 _TIME_LIMIT = 2**61
-_MOST_COMMUNICATIONS = 1 << 19
+_MOST_BLOCKS = 2**31
 _VERSION = re.compile(r"_v\d+$|_ptsz$")
 _COPIES = {
     1: "HtoD", 2: "DtoH", 3: "HtoA", 4: "AtoH", 5: "AtoA", 6: "AtoD", 7: "DtoA", 8: "DtoD", 9: "HtoH", 10: "PtoP",
 }  # fmt: skip
-_NO_OP = -1
-NAMELESS = "name lost"
-_LABELS_OF_NCCL = "nccl:"
-_OF_RANGES = (
-    "start", "end", "globalTid", "eventType", "domainId", "text", "textId", "jsonText", "binaryData", "jsonTextId",
+_CATEGORY = {KERNELS: "kernel", COPIES: "memcpy", FILLS: "memset", GRAPHS: "kernel"}
+_NONE = -(2**63)
+"""Stands for null in arrays of int64."""
+
+_OF_CALLS: dict[str, Kind] = dict.fromkeys(("start", "end", "globalTid", "correlationId", "nameId"), "number")
+_OF_DEVICE: dict[str, Kind] = dict.fromkeys(
+    (
+        "start", "end", "streamId", "correlationId", "demangledName", "shortName", "gridX", "gridY", "gridZ",
+        "copyKind", "graphId",
+    ),
+    "number",
 )  # fmt: skip
-_OF_CALLS = ("start", "end", "globalTid", "correlationId", "nameId")
-_THREAD, _KIND, _CORRELATION, _NAME = 2, 3, 3, 4
-_START = 4  # in a row of events
 
 
 class ProcessEvents:
@@ -77,41 +77,43 @@ class ProcessEvents:
         report: Told about what is dropped, repaired or skipped.
 
     Attributes:
-        calls: Calls of NCCL, in order of their start.
-        steps: Marks of steps: number, start and end.
+        ranges: What its ranges tell, once its rows were read.
         kernels: Communication kernels with their launches.
     """
 
     def __init__(self, stored: Stored, pid: int, rank: int, base_ns: int, report: SourceReport) -> None:
-        self.calls: list[NcclRange] = []
-        self.labels: list[tuple[str, int, int, int]] = []
-        self.steps: list[tuple[int, int, int]] = []
         self.kernels: list[CommKernel] = []
         self._stored, self._pid, self._rank, self._base_ns, self._report = stored, pid, rank, base_ns, report
-        self._texts, self._payloads = Texts(stored), Payloads(stored)
-        self._domains = Domains(stored, self._texts)
-        self._nccl = self._domains.nccl.get(pid, set())
+        self._texts = Texts(stored)
+        self.ranges = ProgramRanges(stored, self._texts, pid, report)
         self._count = 0
-        self._at = 0
-        self._call_names: dict[object, str] = {}
-        self._kernel_names: dict[object, tuple[str, bool]] = {}
-        self._wanted = array("q")
-        self._ops = array("q")
-        self._launched = bytearray()
-        self._of_comms: dict[int, tuple[int, int] | None] = {}
+        self._correlations, self._ops = Correlations(), OpenOps()
+        self._communicating = CommLaunches()
 
-    def rows(self) -> Iterator[list[Row]]:
+    def tables(self) -> Iterator[pa.Table]:
         """Rows of ``events``: ranges and launches, then what ran on the device."""
         self._note_device()
-        for rows in (self._host_rows(), self._device_rows()):
-            for block in _blocks(rows):
-                self._met(min(map(itemgetter(_START), block)))
-                yield block
+        nothing = tuple(table_of({}, {**kinds, "number": "number"}, 0) for kinds in (OF_RANGES, _OF_CALLS))
+        for ranges, calls in side_by_side(self._ranges(), self._launches(), *nothing):
+            yield from self._shown(self._host_table(ranges, calls))
+        for table in _CATEGORY:
+            for rows in self._spans(table, _OF_DEVICE, "globalPid"):
+                yield from self._shown(self._device_table(table, rows))
+
+    def _shown(self, rows: pa.Table) -> Iterator[pa.Table]:
+        if not len(rows):
+            return
+        self._count += len(rows)
+        start_ns, first = int(pc.min(rows["start_ns"]).as_py()), self._report.first_ns
+        self._report.first_ns = start_ns if first is None else min(first, start_ns)
+        yield rows
 
     def memory_rows(self) -> Iterator[Row]:
         """Rows of ``memory``: what the whole process took from the driver and gave back."""
         columns = "start", "bytes", "memoryOperationType", "address"
-        for start, size, kind, address in self._of_process(MEMORY_USAGE, columns, "globalPid"):
+        for start, size, kind, address in self._stored.select(
+            MEMORY_USAGE, columns, ("globalPid", self._ids(MEMORY_USAGE, "globalPid"))
+        ):
             self._report.rows += 1
             moment, bytes_, freed = whole(start), known(size), whole(kind)
             if moment is None or abs(moment) >= _TIME_LIMIT or bytes_ is None or freed not in (0, 1):
@@ -120,280 +122,203 @@ class ProcessEvents:
             delta = -bytes_ if freed else bytes_
             yield self._rank, "APP", moment + self._base_ns, delta, None, None, known(address)
 
-    def _of_process(self, table: str, columns: tuple[str, ...], owner: str) -> Iterator[Cells]:
-        ids = {value for (value,) in self._stored.combinations(table, owner) if process_of(value) == self._pid}
-        return self._stored.select(table, columns, (owner, ids))
+    def _ids(self, table: str, owner: str) -> set[object]:
+        """What the process is called in a column of owners."""
+        return {value for (value,) in self._stored.combinations(table, owner) if process_of(value) == self._pid}
 
     def _place(self, table: str, row: int = 0) -> FilePlace:
         return FilePlace(f"{self._stored.path}: {table}", row, "row")
 
     def _note_device(self) -> None:
         """Which correlations started something on the device, and which of those communicate."""
-        import numpy as np
-
-        blocks, pending = [np.empty(0, np.int64)], array("q")
-        columns = ("correlationId", "demangledName", "shortName")
-        for table in (KERNELS, COPIES, FILLS, GRAPHS):
-            for correlation, full, short in self._of_process(table, columns, "globalPid"):
-                if type(correlation) is not int or not -_TIME_LIMIT < correlation < _TIME_LIMIT:
-                    continue
-                pending.append(correlation)
-                if len(pending) == _BLOCK:
-                    blocks.append(np.unique(pending))
-                    pending = array("q")
-                communicates = table == KERNELS and self._kernel_name(full, short)[1]
-                if communicates and len(self._of_comms) < _MOST_COMMUNICATIONS:
-                    self._of_comms[correlation] = None
-        wanted = np.unique(np.concatenate([*blocks, pending]))
-        # Looked up one by one, which arrays of Python do in a tenth of the time.
-        self._wanted.frombytes(wanted.tobytes())
-        self._ops.frombytes(np.full(len(wanted), _NO_OP, np.int64).tobytes())
-        self._launched = bytearray(len(wanted))
-
-    def _kernel_name(self, full: object, short: object) -> tuple[str, bool]:
-        """What a kernel is called, and whether it communicates."""
-        known = self._kernel_names.get((full, short))
-        if known is None:
-            name = _bare(self._texts.of(None, full) or self._texts.of(None, short) or NAMELESS)
-            known = name, is_communication_kernel(name)
-            _remember(self._kernel_names, (full, short), known)
-        return known
-
-    def _host_rows(self) -> Iterator[Row]:
-        """Ranges and launches in order of time, each launch with the operator around it."""
-        around: dict[int, list[tuple[int, int]]] = defaultdict(list)
-        labels: dict[int, list[tuple[int, str, int]]] = defaultdict(list)
-        for spans in _merged(self._ranges(), self._launches()):
-            for start, end, number, cells in spans:
-                thread = thread_of(cells[_THREAD]) or 0
-                open_ops = around[thread]
-                while open_ops and open_ops[-1][0] < start:
-                    open_ops.pop()
-                if len(cells) == len(_OF_CALLS):
-                    row = self._launch_row(start, end, cells, thread, open_ops)
-                else:
-                    row = self._range_row((start, end, number, cells), thread, open_ops, labels[thread])
-                if row is not None:
-                    self._count += 1
-                    yield row
-
-    def _met(self, start_ns: int) -> None:
-        first = self._report.first_ns
-        self._report.first_ns = start_ns if first is None else min(first, start_ns)
-
-    def _in_order(self, batches: Iterable[list[Span]], table: str) -> Iterator[list[Span]]:
-        waiting: list[Span] = []
-        last = -_TIME_LIMIT
-        for batch in batches:
-            waiting += batch
-            # Of ranges that begin together the longest is around the others.
-            waiting.sort(key=_outer_first)
-            ready, waiting = waiting[:-_AHEAD], waiting[-_AHEAD:]
-            if not ready:
-                continue
-            if late := bisect_left(ready, last, key=itemgetter(0)):
-                self._report.repair(f"rows of {table} far out of order", self._place(table, ready[0][2]), late)
-            last = max(last, ready[-1][0])
-            yield ready
-        if waiting:
-            yield waiting
-
-    def _ranges(self) -> Iterator[list[Span]]:
-        batches = self._spans(NVTX, _OF_RANGES, _is_range, "mark, name or domain")
-        return self._in_order(batches, NVTX)
-
-    def _launches(self) -> Iterator[list[Span]]:
-        def is_launch(cells: Cells) -> bool:
-            return self._place_of(cells[_CORRELATION]) is not None
-
-        batches = self._spans(CALLS, _OF_CALLS, is_launch, "API call that starts nothing on the device")
-        return self._in_order(batches, CALLS)
-
-    def _spans(
-        self, table: str, columns: tuple[str, ...], is_wanted: Callable[[Cells], bool], others: str
-    ) -> Iterator[list[Span]]:
-        first = 0
-        for batch in _blocks(self._of_process(table, columns, "globalTid")):
-            wanted = [(number, cells) for number, cells in enumerate(batch, first) if is_wanted(cells)]
-            timed = [(self._times(cells[0], cells[1], table, number), number, cells) for number, cells in wanted]
-            self._report.rows += len(batch)
-            if len(wanted) < len(batch):
-                self._report.skipped[others] += len(batch) - len(wanted)
-            yield [(*times, number, cells) for times, number, cells in timed if times is not None]
-            first += len(batch)
-
-    def _times(self, start: object, end: object, table: str, number: int) -> tuple[int, int] | None:
-        if type(start) is int and type(end) is int and -_TIME_LIMIT < start <= end < _TIME_LIMIT:
-            return start + self._base_ns, end + self._base_ns
-        first, last = whole(start), whole(end)
-        if first is None or last is None or not -_TIME_LIMIT < first <= last < _TIME_LIMIT:
-            self._report.drop(f"row of {table} without usable times", self._place(table, number))
-            return None
-        return first + self._base_ns, last + self._base_ns
-
-    def _range_row(
-        self, span: Span, thread: int, open_ops: list[tuple[int, int]], labels: list[tuple[int, str, int]]
-    ) -> Row | None:
-        start, end, _, (_, _, _, kind, domain, text, text_id, json_text, blob, json_id) = span
-        name = self._texts.of(text, text_id)
-        if name is None:
-            self._report.repaired[f"no text for a name in StringIds: called {NAMELESS!r}"] += 1
-            name = NAMELESS
-        if domain or domain in self._nccl:
-            if self._domains.is_nccl(self._pid, domain, name):
-                self._note_call(name, span, thread, (blob, self._texts.of(json_text, json_id)), labels)
-                return None
-            if domain:
-                self._report.skipped["range of another domain"] += 1
-                return None
-        category, name, sequence, label, step = read_name(name)
-        external = self._count if category == "op" else None
-        if kind == Domains.NESTED and category == "op":
-            open_ops.append((end, self._count))
-        elif step is not None:
-            self.steps.append((step, start, end))
-        elif name.startswith(_LABELS_OF_NCCL):
-            labels.append((end, name, start))
-            if len(self.labels) < _MOST_COMMUNICATIONS:
-                self.labels.append((name, start, end, thread))
-        return (
-            self._count, self._rank, category, name, start, end - start, thread,
-            None, None, external, sequence, None, None, label, None,
-        )  # fmt: skip
-
-    def _note_call(
-        self, name: str, span: Span, thread: int, attached: tuple[object, object], labels: list[tuple[int, str, int]]
-    ) -> None:
-        start, end, number, _ = span
-        if len(self.calls) >= _MOST_COMMUNICATIONS:
-            self._report.drop(f"more than {_MOST_COMMUNICATIONS:,} calls of NCCL", self._place(NVTX, number))
-            return
-        while labels and labels[-1][0] < start:
-            labels.pop()
-        _, label, label_ns = labels[-1] if labels else (0, "", 0)
-        payload = self._payloads.decoded(*attached)
-        self.calls.append(NcclRange(name, start, end, thread, payload, label=label, label_ns=label_ns))
-
-    def _launch_row(
-        self, start: int, end: int, cells: Cells, thread: int, open_ops: list[tuple[int, int]]
-    ) -> Row | None:
-        correlation, name_id = cells[_CORRELATION], cells[_NAME]
-        op = open_ops[-1][1] if open_ops else None
-        at = self._place_of(correlation) or 0
-        if self._launched[at]:
-            self._report.drop("launch whose correlation an earlier one has", self._place(CALLS))
-            return None
-        self._launched[at] = True
-        if op is not None:
-            self._ops[at] = op
-        if correlation in self._of_comms:
-            self._of_comms[correlation] = start, thread
-        name = self._call_names.get(name_id)
-        if name is None:
-            name = _VERSION.sub("", self._texts.of(None, name_id) or NAMELESS)
-            _remember(self._call_names, name_id, name)
-        return (
-            self._count, self._rank, "launch", name, start, end - start, thread,
-            None, correlation, op, None, None, None, None, None,
-        )  # fmt: skip
-
-    def _device_rows(self) -> Iterator[Row]:
-        columns = (
-            "start", "end", "streamId", "correlationId", "demangledName", "shortName", "gridX", "gridY", "gridZ",
-            "copyKind", "graphId",
-        )  # fmt: skip
-        for table, category in ((KERNELS, "kernel"), (COPIES, "memcpy"), (FILLS, "memset"), (GRAPHS, "kernel")):
-            for number, row in enumerate(self._of_process(table, columns, "globalPid")):
-                start, end, stream, correlation, full, short, x, y, z, copy, graph = row
-                self._report.rows += 1
-                times = self._times(start, end, table, number)
-                if times is None:
-                    continue
-                name = f"Memcpy {_COPIES.get(copy, '?')}" if table == COPIES else "Memset"
+        kinds: dict[str, Kind] = dict.fromkeys(("correlationId", "demangledName", "shortName"), "number")
+        for table in _CATEGORY:
+            for rows in self._stored.blocks(table, kinds, ("globalPid", self._ids(table, "globalPid"))):
+                ids = values_of(rows, "correlationId", NO_CORRELATION)
+                self._correlations.add(ids)
                 if table == KERNELS:
-                    name, communicates = self._kernel_name(full, short)
-                    if communicates:
-                        self._note_kernel(name, times, known(stream), correlation)
-                elif table == GRAPHS:
-                    name = f"CUDA graph {graph}"
-                blocks = known(x * y * z) if _is_size(x) and _is_size(y) and _is_size(z) else None
-                yield (
-                    self._count, self._rank, category, name, times[0], times[1] - times[0], None, known(stream),
-                    known(correlation), self._op_around(correlation), None, None, blocks, None, None,
-                )  # fmt: skip
-                self._count += 1
+                    names, codes = self._kernel_names(rows)
+                    self._communicating.add(ids[np.array([is_communication_kernel(n) for n in names], bool)[codes]])
 
-    def _op_around(self, correlation: object) -> int | None:
-        at = self._place_of(correlation)
-        op = self._ops[at] if at is not None else _NO_OP
-        return op if op != _NO_OP else None
+    def _kernel_names(self, rows: pa.Table) -> tuple[list[str], Numbers]:
+        """What kernels are called, each name once, and which of them each row has."""
+        (fulls, full), (shorts, short) = coded(rows, "demangledName"), coded(rows, "shortName")
+        pairs = pa.array(full * len(shorts) + short).dictionary_encode()
+        names = [
+            self._texts.of(None, fulls[pair // len(shorts)]) or self._texts.of(None, shorts[pair % len(shorts)])
+            for pair in pairs.dictionary.to_pylist()
+        ]
+        return [_bare(name or NAMELESS) for name in names], pairs.indices.to_numpy()
 
-    def _place_of(self, correlation: object) -> int | None:
-        """Where a correlation stands among those that started something on the device."""
-        if type(correlation) is not int:
-            return None
-        wanted, at = self._wanted, self._at
-        # Most stand behind the one that was asked for last.
-        if at >= len(wanted) or wanted[at] != correlation:
-            at = bisect_left(wanted, correlation)
-            if at == len(wanted) or wanted[at] != correlation:
-                return None
-        self._at = at + 1
-        return at
+    def _ranges(self) -> Iterator[pa.Table]:
+        return in_order(self._spans(NVTX, OF_RANGES, "globalTid"), self._late(NVTX))
 
-    def _note_kernel(self, name: str, times: tuple[int, int], stream: int | None, correlation: object) -> None:
-        if len(self.kernels) >= _MOST_COMMUNICATIONS:
+    def _launches(self) -> Iterator[pa.Table]:
+        return in_order(self._spans(CALLS, _OF_CALLS, "globalTid"), self._late(CALLS))
+
+    def _late(self, table: str) -> Callable[[int, int], None]:
+        def late(row: int, count: int) -> None:
+            self._report.repair(f"rows of {table} far out of order", self._place(table, row), count)
+
+        return late
+
+    def _spans(self, table: str, kinds: Mapping[str, Kind], owner: str) -> Iterator[pa.Table]:
+        """The rows of a table that are wanted and have times, numbered."""
+        first = 0
+        for rows in self._stored.blocks(table, kinds, (owner, self._ids(table, owner))):
+            count = len(rows)
+            numbered = rows.append_column("number", pa.array(np.arange(first, first + count)))
+            first, self._report.rows = first + count, self._report.rows + count
+            is_wanted, others = self._wanted(table, rows)
+            if not is_wanted.all():
+                self._report.skipped[others] += int(count - is_wanted.sum())
+                numbered = numbered.filter(pa.array(is_wanted))
+            yield self._timed(table, numbered)
+
+    def _wanted(self, table: str, rows: pa.Table) -> tuple[Flags, str]:
+        """Which rows are, and what the others are called."""
+        if table == NVTX:
+            return np.isin(values_of(rows, "eventType", _NONE), (Domains.NESTED, Domains.FREE)), "mark, name or domain"
+        if table == CALLS:
+            ids = values_of(rows, "correlationId", NO_CORRELATION)
+            return self._correlations.among(ids), "API call that starts nothing on the device"
+        return np.ones(len(rows), bool), ""
+
+    def _timed(self, table: str, rows: pa.Table) -> pa.Table:
+        """Rows with usable times, in Unix time."""
+        start, end = values_of(rows, "start", _NONE), values_of(rows, "end", _NONE)
+        is_timed = (start > -_TIME_LIMIT) & (start <= end) & (end < _TIME_LIMIT)
+        if not is_timed.all():
+            lost = np.flatnonzero(~is_timed)
+            place = self._place(table, int(rows["number"][int(lost[0])].as_py()))
+            self._report.drop(f"row of {table} without usable times", place, len(lost))
+            rows, start, end = rows.filter(pa.array(is_timed)), start[is_timed], end[is_timed]
+        for name, times in (("start", start), ("end", end)):
+            rows = rows.set_column(rows.column_names.index(name), name, pa.array(times + self._base_ns))
+        return rows
+
+    def _host_table(self, ranges: pa.Table, calls: pa.Table) -> pa.Table:
+        """Ranges and launches in order of time, each launch with the operator around it."""
+        own, names = self.ranges.own(ranges)
+        calls = self._first_launches(calls)
+        columns = [(values_of(rows, "start", 0), values_of(rows, "end", 0), threads_of(rows)) for rows in (own, calls)]
+        start, end, thread = map(np.concatenate, zip(*columns, strict=True))
+        count, ids = len(own), values_of(calls, "correlationId", 0)
+        order = np.argsort(start, kind="stable")
+        events = np.empty(len(order), np.int64)
+        events[order] = np.arange(self._count, self._count + len(order))
+        is_op = np.array([named.category == "op" for named in names.named], bool)[names.codes]
+        is_launch = np.arange(len(order)) >= count
+        is_nested = is_launch.copy()
+        is_nested[:count] = is_op & (values_of(own, "eventType", 0) == Domains.NESTED)
+        rows = order[is_nested[order]]
+        around = np.full(len(order), _NONE)
+        around[rows[is_launch[rows]]] = self._ops.around(
+            start[rows], end[rows], thread[rows], events[rows], is_launch[rows]
+        )
+        self._correlations.surround(ids, around[count:])
+        self._communicating.note(ids, start[count:], thread[count:])
+        around[:count] = np.where(is_op, events[:count], _NONE)
+        of_calls, codes = self._call_names(calls)
+        return self._table(
+            [*names.named, *of_calls], np.concatenate([names.codes, codes + len(names.named)])[order],
+            start=start[order], end=end[order], thread=thread[order], external_id=around[order],
+            correlation=np.concatenate([np.full(count, _NONE), ids])[order],
+            sequence_number=np.concatenate([names.sequence, np.full(len(ids), _NONE)])[order],
+        )  # fmt: skip
+
+    def _first_launches(self, calls: pa.Table) -> pa.Table:
+        is_first = self._correlations.launched_first(values_of(calls, "correlationId", 0))
+        if not is_first.all():
+            reason = "launch whose correlation an earlier one has"
+            self._report.drop(reason, self._place(CALLS), int((~is_first).sum()))
+        return calls.filter(pa.array(is_first))
+
+    def _call_names(self, calls: pa.Table) -> tuple[list[Named], Numbers]:
+        numbers, codes = coded(calls, "nameId")
+        return [Named("launch", _VERSION.sub("", self._texts.of(None, n) or NAMELESS)) for n in numbers], codes
+
+    def _device_table(self, table: str, rows: pa.Table) -> pa.Table:
+        ids = values_of(rows, "correlationId", NO_CORRELATION)
+        start, end, stream = values_of(rows, "start", 0), values_of(rows, "end", 0), _known(rows, "streamId")
+        if table == KERNELS:
+            names, codes = self._kernel_names(rows)
+            communicates = np.array([is_communication_kernel(name) for name in names], bool)[codes]
+            for row in np.flatnonzero(communicates).tolist():
+                self._note_kernel(names[codes[row]], int(start[row]), int(end[row]), int(stream[row]), int(ids[row]))
+        else:
+            numbers, codes = coded(rows, "graphId" if table == GRAPHS else "copyKind")
+            names = [_DEVICE_NAMES[table](number) for number in numbers]
+        ops = self._correlations.ops_around(ids)
+        return self._table(
+            [Named(_CATEGORY[table], name) for name in names], codes, start=start, end=end, stream=stream,
+            correlation=_known(rows, "correlationId"), external_id=np.where(ops < 0, _NONE, ops), blocks=_blocks(rows),
+        )  # fmt: skip
+
+    def _note_kernel(self, name: str, start: int, end: int, stream: int, correlation: int) -> None:
+        if len(self.kernels) >= MOST_COMMUNICATIONS:
             return
-        launch = self._of_comms.get(correlation) if isinstance(correlation, int) else None
-        launch_ns, thread = launch or (times[0], None)
+        launch_ns, thread = self._communicating.of(correlation) or (start, None)
         self.kernels.append(
             CommKernel(
-                name=name, start_ns=times[0], end_ns=times[1], stream=stream, external_id=None, launch_ns=launch_ns,
-                launch_thread=thread,
+                name=name, start_ns=start, end_ns=end, stream=None if stream == _NONE else stream, external_id=None,
+                launch_ns=launch_ns, launch_thread=thread,
             )
         )  # fmt: skip
 
-
-def _blocks(rows: Iterable[T]) -> Iterator[list[T]]:
-    waiting = iter(rows)
-    while block := list(islice(waiting, _BLOCK)):
-        yield block
-
-
-def _outer_first(span: Span) -> tuple[int, int, int]:
-    return span[0], -span[1], span[2]
-
-
-def _merged(first: Iterator[list[Span]], second: Iterator[list[Span]]) -> Iterator[list[Span]]:
-    """Batches of both, each in order of start, as one; of equal starts those of the first stand first."""
-    start = itemgetter(0)
-    one, two = next(first, None), next(second, None)
-    while one is not None and two is not None:
-        until = min(one[-1][0], two[-1][0])
-        of_one = bisect_right(one, until, key=start)
-        # What is as late in the batches to come of the first stands before it.
-        of_two = bisect_left(two, until, key=start) if of_one == len(one) else bisect_right(two, until, key=start)
-        yield sorted(one[:of_one] + two[:of_two], key=start)
-        one, two = one[of_one:] or next(first, None), two[of_two:] or next(second, None)
-    yield from (batch for batch in (one, two) if batch)
-    yield from first
-    yield from second
+    def _table(
+        self, named: list[Named], codes: NDArray[Any], *, start: Numbers, end: Numbers, **optional: Numbers
+    ) -> pa.Table:
+        """Rows of ``events``; of optional columns a stand-in is null."""
+        count = len(codes)
+        columns = {
+            "event": pa.array(np.arange(self._count, self._count + count)),
+            "rank": pa.array(np.full(count, self._rank, np.int32)),
+            "start_ns": pa.array(start),
+            "duration_ns": pa.array(end - start),
+        }
+        texts: dict[str, list[str | None]] = {
+            "category": [n.category for n in named],
+            "name": [n.name for n in named],
+            "label": [n.label for n in named],
+        }
+        columns |= {name: _dictionary(each, codes) for name, each in texts.items()}
+        columns |= {name: pa.array(values, mask=values < 0) for name, values in optional.items()}
+        schema = TABLES["events"].arrow_schema()
+        absent = (pa.nulls(count, field.type) for field in schema)
+        return pa.Table.from_arrays(
+            [columns.get(field.name, nothing) for field, nothing in zip(schema, absent, strict=True)], schema=schema
+        )
 
 
-def _remember(known: dict[object, T], key: object, value: T) -> None:
-    if len(known) >= _MOST_NAMES:
-        known.clear()
-    known[key] = value
+def _dictionary(texts: Sequence[str | None], codes: NDArray[Any]) -> pa.Array:
+    """A column of texts, each of which is there once."""
+    shown = [None if text is None else text.encode("utf-8", "backslashreplace").decode() for text in texts]
+    encoded = pa.array(shown, pa.string()).dictionary_encode()
+    return pa.DictionaryArray.from_arrays(encoded.indices.take(pa.array(codes)), encoded.dictionary)
 
 
-def _is_range(cells: Cells) -> bool:
-    return cells[_KIND] in (Domains.NESTED, Domains.FREE)
+def _known(rows: pa.Table, name: str) -> Numbers:
+    """Numbers of a column; those that mean that there is none are null, as for ``known``."""
+    numbers = values_of(rows, name, _NONE)
+    return np.where((numbers < 0) | np.isin(numbers, list(NO_NUMBERS)), _NONE, numbers)
 
 
-def _is_size(value: object) -> bool:
-    return type(value) is int and 0 < value < 2**31
+def _blocks(rows: pa.Table) -> Numbers:
+    """Blocks in the grid of each row."""
+    sides = [values_of(rows, name, 0) for name in ("gridX", "gridY", "gridZ")]
+    is_size = np.all([(side > 0) & (side < _MOST_BLOCKS) for side in sides], axis=0)
+    x, y, z = (np.where(is_size, side, 0) for side in sides)
+    is_size &= x.astype(float) * y * z < _TIME_LIMIT
+    return np.where(is_size, x * y * z, _NONE)
 
 
 def _bare(name: str) -> str:
     """A kernel's name without its return type, which the demangled names of templates begin with."""
     return name.removeprefix("void ")
+
+
+_DEVICE_NAMES: dict[str, Callable[[int | None], str]] = {
+    COPIES: lambda kind: f"Memcpy {_COPIES.get(kind or 0, '?')}", FILLS: lambda _: "Memset",
+    GRAPHS: lambda graph: f"CUDA graph {graph}",
+}  # fmt: skip

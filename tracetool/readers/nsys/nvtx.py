@@ -9,6 +9,9 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 import msgspec
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
 
 from tracetool.readers.cann.db import whole
 from tracetool.readers.cuda import action_in
@@ -16,6 +19,9 @@ from tracetool.readers.cuda import action_in
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from numpy.typing import NDArray
+
+    from tracetool.readers.nsys.columns import Numbers
     from tracetool.readers.nsys.stored import Stored, Texts
 
 _HEADER = struct.Struct("<4Q")
@@ -30,9 +36,10 @@ _MOST_BYTES = 2**58
 _MOST_RANKS = 2**31
 _MOST_NAMES = 1 << 12
 
-_SEQUENCE = re.compile(r", seq = (\d{1,18})(?=,|$)")
-_SUFFIX = re.compile(rf"{_SEQUENCE.pattern}|, (?:seq|op_id|sizes|input_op_ids) = ")
-_SHAPES = re.compile(r", sizes = (\[.*\])(?:, input_op_ids|$)")
+_APPENDED = (", seq = ", ", op_id = ", ", sizes = ", ", input_op_ids = ")
+_SEQUENCE = re.compile(rb", seq = (\d{1,18})(?=,|$)")
+_MOST_DIGITS = 18
+_NOWHERE = 2**31 - 1
 # Kineto calls them annotations too: user scopes, which emit_nvtx numbers like ops.
 _ANNOTATION = re.compile(
     r"^(PP:|ProfilerStep#|Optimizer\.|nccl:|gloo:|FSDP::|DistributedDataParallel|enumerate\(DataLoader\)|"
@@ -49,29 +56,73 @@ class Named(NamedTuple):
     Attributes:
         category: op or annotation.
         name: Without what ``emit_nvtx`` appends.
-        sequence: Autograd's number.
         label: Pipeline action.
         step: Number of the step that it marks.
     """
 
     category: str
     name: str
-    sequence: int | None = None
     label: str | None = None
     step: int | None = None
 
 
-def read_name(text: str) -> Named:
-    """What a range of the program's own domain is."""
-    at = _SUFFIX.search(text)
-    if at is None:
-        return _kind_of(text, is_numbered=False, is_appended_to=False)
-    number = at[1]
-    if number is None and ", seq = " in text:  # most have it first, or not at all
-        behind = _SEQUENCE.search(text, at.start())
-        number = behind[1] if behind is not None else None
-    named = _kind_of(text[: at.start()], is_numbered=number is not None, is_appended_to=True)
-    return named if number is None else Named("op", named.name, int(number))
+class Names(NamedTuple):
+    """What the texts of ranges say.
+
+    Attributes:
+        named: All different meanings.
+        codes: Which of them each range has.
+        sequence: Autograd's number of each, -1 without.
+    """
+
+    named: list[Named]
+    codes: NDArray[np.intp]
+    sequence: Numbers
+
+
+def read_names(texts: pa.Array) -> Names:
+    """What ranges of the program's own domain are, by their texts as bytes; none of them may be null."""
+    places = [pc.find_substring(texts, suffix).to_numpy(zero_copy_only=False) for suffix in _APPENDED]
+    ends = np.min([np.where(at < 0, _NOWHERE, at) for at in places], axis=0)
+    begun = zip(texts.to_pylist(), ends.tolist(), strict=True)
+    bare = pa.array([text[:end] for text, end in begun], pa.binary()).dictionary_encode()
+    sequence = _sequences(texts, places[0])
+    # Of each name: whether autograd numbers it, whether anything is appended to it.
+    shapes, codes = np.unique(
+        bare.indices.to_numpy() * 4 + (sequence >= 0) * 2 + (ends < _NOWHERE), return_inverse=True
+    )
+    names = [name.decode("utf-8", "replace") for name in bare.dictionary.to_pylist()]
+    named = [
+        _kind_of(names[shape >> 2], is_numbered=bool(shape & 2), is_appended_to=bool(shape & 1))
+        for shape in shapes.tolist()
+    ]
+    return Names(named, codes, sequence)
+
+
+def _sequences(texts: pa.Array, at: NDArray[np.int32]) -> Numbers:
+    """The number behind the first ``seq =`` that has one, -1 without; ``at`` is where the first one stands."""
+    sequence = np.full(len(texts), -1, np.int64)
+    rows = np.flatnonzero(at >= 0)
+    if not len(rows):
+        return sequence
+    _, offsets, data = texts.buffers()
+    limits = np.frombuffer(offsets, np.int32)[texts.offset : texts.offset + len(texts) + 1]
+    letters = np.append(np.frombuffer(data, np.uint8), np.uint8(ord(",")))
+    place, until = limits[rows].astype(np.int64) + at[rows] + len(_APPENDED[0]), limits[rows + 1]
+    first, number = place.copy(), np.zeros(len(rows), np.int64)
+    for _ in range(_MOST_DIGITS):
+        digit = letters[place].astype(np.int64) - ord("0")
+        goes_on = (place < until) & (digit >= 0) & (digit <= 9)
+        if not goes_on.any():
+            break
+        number = np.where(goes_on, number * 10 + digit, number)
+        place += goes_on
+    is_number = (place > first) & ((place == until) | (letters[place] == ord(",")))
+    sequence[rows[is_number]] = number[is_number]
+    for row in rows[~is_number].tolist():
+        match = _SEQUENCE.search(texts[row].as_py())
+        sequence[row] = int(match[1]) if match is not None else -1
+    return sequence
 
 
 @lru_cache(maxsize=_MOST_NAMES)
@@ -79,7 +130,7 @@ def _kind_of(name: str, *, is_numbered: bool, is_appended_to: bool) -> Named:
     if is_numbered or _OP.match(name) or (is_appended_to and not _ANNOTATION.match(name)):
         return Named("op", name)
     step = _STEP.match(name)
-    return Named("annotation", name, None, action_in(name), int(step[1]) if step is not None else None)
+    return Named("annotation", name, action_in(name), int(step[1]) if step is not None else None)
 
 
 def labelled_message(name: str) -> tuple[str, int] | None:

@@ -1,0 +1,147 @@
+"""NVTX ranges of a process: those of the program are told by their names, those of NCCL kept as calls."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from tracetool.readers import FilePlace
+from tracetool.readers.nsys.capture import NVTX
+from tracetool.readers.nsys.columns import coded, values_of, whole_column
+from tracetool.readers.nsys.comms import NcclRange
+from tracetool.readers.nsys.correlations import MOST_COMMUNICATIONS
+from tracetool.readers.nsys.nvtx import Domains, Payloads, read_names
+from tracetool.readers.nsys.stored import NAME_CHARACTERS, Texts
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from tracetool.readers import SourceReport
+    from tracetool.readers.nsys.columns import Flags, Kind, Numbers
+    from tracetool.readers.nsys.nvtx import Names
+    from tracetool.readers.nsys.stored import Stored
+
+NAMELESS = "name lost"
+_LABELS_OF_NCCL = "nccl:"
+OF_RANGES: dict[str, Kind] = {
+    "start": "number", "end": "number", "globalTid": "number", "eventType": "number", "domainId": "number",
+    "text": "text", "textId": "number", "jsonText": "text", "binaryData": "bytes", "jsonTextId": "number",
+}  # fmt: skip
+
+
+class ProgramRanges:
+    """What ranges tell, block by block in order of time.
+
+    Args:
+        stored: The export.
+        texts: Its texts.
+        pid: The process.
+        report: Told about what is dropped, repaired or skipped.
+
+    Attributes:
+        calls: Calls of NCCL, in order of their start.
+        labels: c10d's annotations: name, start, end and thread.
+        steps: Marks of steps: number, start and end.
+    """
+
+    def __init__(self, stored: Stored, texts: Texts, pid: int, report: SourceReport) -> None:
+        self.calls: list[NcclRange] = []
+        self.labels: list[tuple[str, int, int, int]] = []
+        self.steps: list[tuple[int, int, int]] = []
+        self._texts, self._pid, self._report = texts, pid, report
+        self._payloads, self._domains = Payloads(stored), Domains(stored, texts)
+        self._place = FilePlace(f"{stored.path}: {NVTX}", 0, "row")
+        self._open_labels: dict[int, list[tuple[int, str, int]]] = defaultdict(list)
+
+    def own(self, ranges: pa.Table) -> tuple[pa.Table, Names]:
+        """Ranges of the program's own domain, and what they are called; those of NCCL are noted."""
+        texts = self._texts_of(ranges)
+        domains, is_named_so = (
+            values_of(ranges, "domainId", 0),
+            pc.starts_with(texts, "nccl").to_numpy(zero_copy_only=False),
+        )
+        is_own, is_call = domains == 0, np.zeros(len(ranges), bool)
+        for domain in np.unique(domains).tolist():
+            if self._domains.is_nccl(self._pid, domain, ""):
+                is_call |= domains == domain
+            elif self._domains.is_nccl(self._pid, domain, "nccl"):
+                is_call |= (domains == domain) & is_named_so
+        is_own &= ~is_call
+        if others := int((~is_own & ~is_call).sum()):
+            self._report.skipped["range of another domain"] += others
+        names = read_names(texts.filter(pa.array(is_own)))
+        self._note(ranges, texts, is_own, is_call, names)
+        return ranges.filter(pa.array(is_own)), names
+
+    def _texts_of(self, ranges: pa.Table) -> pa.Array:
+        """What ranges are called: by themselves, or else under a number."""
+        texts = whole_column(ranges, "text")
+        lengths = pc.fill_null(pc.binary_length(texts), 0).to_numpy(zero_copy_only=False)
+        for row in np.flatnonzero(lengths > NAME_CHARACTERS).tolist():
+            short = texts[row].as_py().decode("utf-8", "replace")[:NAME_CHARACTERS].encode()
+            texts = pc.replace_with_mask(texts, pa.array(np.arange(len(texts)) == row), pa.scalar(short, pa.binary()))
+        lacks = pa.array(lengths == 0)
+        if not (lengths == 0).any():
+            return texts
+        numbers, codes = coded(ranges.filter(lacks), "textId")
+        known_texts = [self._texts.of(None, number) for number in numbers]
+        lost = np.array([text is None for text in known_texts])[codes].sum()
+        if lost:
+            self._report.repaired[f"no text for a name in StringIds: called {NAMELESS!r}"] += int(lost)
+        replacements = [(NAMELESS if text is None else text).encode("utf-8", "replace") for text in known_texts]
+        return pc.replace_with_mask(texts, lacks, pa.array(replacements, pa.binary()).take(pa.array(codes)))
+
+    def _note(self, ranges: pa.Table, texts: pa.Array, is_own: Flags, is_call: Flags, names: Names) -> None:
+        """Keep marks of steps, annotations of messages and calls of NCCL, in order of their start."""
+        tells = np.array(
+            [named.step is not None or named.name.startswith(_LABELS_OF_NCCL) for named in names.named], bool
+        )
+        codes = np.full(len(ranges), -1)
+        codes[is_own] = np.where(tells[names.codes], names.codes, -1) if len(tells) else -1
+        rows = np.flatnonzero((codes >= 0) | is_call)
+        chosen = ranges.take(pa.array(rows)).append_column("name", texts.take(pa.array(rows)))
+        chosen = chosen.append_column("code", pa.array(codes[rows])).append_column(
+            "thread", pa.array(threads_of(chosen))
+        )
+        for row in chosen.to_pylist():
+            start, end, thread, code = row["start"], row["end"], row["thread"], row["code"]
+            if code < 0:
+                self._note_call(row)
+                continue
+            named = names.named[code]
+            if row["eventType"] == Domains.NESTED and named.category == "op":
+                continue
+            if named.step is not None:
+                self.steps.append((named.step, start, end))
+            else:
+                self._open_labels[thread].append((end, named.name, start))
+                if len(self.labels) < MOST_COMMUNICATIONS:
+                    self.labels.append((named.name, start, end, thread))
+
+    def _note_call(self, row: Mapping[str, Any]) -> None:
+        if len(self.calls) >= MOST_COMMUNICATIONS:
+            self._report.drop(
+                f"more than {MOST_COMMUNICATIONS:,} calls of NCCL", replace(self._place, at=row["number"])
+            )
+            return
+        labels = self._open_labels[row["thread"]]
+        while labels and labels[-1][0] < row["start"]:
+            labels.pop()
+        _, label, label_ns = labels[-1] if labels else (0, "", 0)
+        json_text = self._texts.of((row["jsonText"] or b"").decode("utf-8", "replace"), row["jsonTextId"])
+        self.calls.append(
+            NcclRange(
+                row["name"].decode("utf-8", "replace"), row["start"], row["end"], row["thread"],
+                self._payloads.decoded(row["binaryData"], json_text), label=label, label_ns=label_ns,
+            )
+        )  # fmt: skip
+
+
+def threads_of(rows: pa.Table) -> Numbers:
+    """The thread of each row."""
+    return values_of(rows, "globalTid", 0) & 0xFFFFFF
