@@ -19,13 +19,15 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
-from helpers.large_trace import write_large_trace
+from helpers.large_trace import write_large_export, write_large_trace
+from helpers.nsys_export import How, export
 from helpers.recorded import SAMPLES
 
 from tracetool.readers.chrome.compiled import available
 
 SOURCE = Path(os.environ.get("TRACETOOL_BENCH_TRACE", SAMPLES / "h100-1f1b" / "rank0.json.gz"))
 LARGE_MB = [int(size) for size in os.environ.get("TRACETOOL_BENCH_MB", "50,200,1000").split(",")]
+EXPORT_COPIES = [int(count) for count in os.environ.get("TRACETOOL_BENCH_COPIES", "25,100").split(",")]
 HTA_PYTHON = os.environ.get("TRACETOOL_HTA_PYTHON", "")
 
 _OURS = """
@@ -143,3 +145,22 @@ def test_eight_ranks_on_two_workers(size: int, traces: LargeTraces, tmp_path: Pa
     for jobs in ("1", "2"):
         cost = _run(sys.executable, _OURS, str(folder), str(tmp_path / "x.run"), jobs)
         print(_line(f"--jobs {jobs}", count, cost), f"{count / cost.wall_s / 1e6:.0f} MB/s by the clock")  # noqa: T201
+
+
+@pytest.mark.parametrize("nvtx", ["nccl", "all"])
+@_sizes(*EXPORT_COPIES)
+def test_one_export_of_nsight_systems(size: int, nvtx: str, tmp_path: Path) -> None:
+    """Of one rank: kernels a minute and core, with NCCL's ranges alone and with all that ``emit_nvtx`` writes."""
+    traces, path = tmp_path / "traces", tmp_path / "large.sqlite"
+    traces.mkdir()
+    shutil.copy(SOURCE, traces)
+    (source,) = export(traces, tmp_path / "exports", How(nvtx=nvtx))
+    kernels = write_large_export(source, path, size)
+
+    cost = _run(sys.executable, _OURS, str(path), str(tmp_path / "x.run"), "1")
+    rate = 60 * kernels / cost.cpu_s / 1e6
+    print(  # noqa: T201
+        f"\n{size} x {path.name}, NVTX {nvtx}, {path.stat().st_size / 1e6:.0f} MB: {kernels:,} kernels, "
+        f"{rate:.2f} M a minute  peak {cost.peak_mb:.0f} MB"
+    )
+    assert cost.peak_mb < 400, "the memory of reading is bounded, whatever the size of the file"

@@ -1,8 +1,11 @@
-"""A large Kineto trace: the events of a real one, again and again, with new ids and later times."""
+"""Large traces: the events of a real one, again and again, with new ids and later times."""
 
 from __future__ import annotations
 
 import re
+import shutil
+import sqlite3
+from contextlib import closing
 from typing import TYPE_CHECKING
 
 from tracetool.readers.files import ByteStream
@@ -51,3 +54,41 @@ def write_large_trace(source: Path, target: Path, size_bytes: int) -> int:
             copies += 1
         file.write(text[end.end() - 1 :])
     return copies
+
+
+def write_large_export(source: Path, target: Path, copies: int) -> int:
+    """Write an export of Nsight Systems as SQLite with the rows of another one.
+
+    Args:
+        source: An export of one process, as SQLite.
+        target: File to write.
+        copies: How often each row is to be in it.
+
+    Returns:
+        Number of kernels in it.
+    """
+    shutil.copyfile(source, target)
+    with closing(sqlite3.connect(target, isolation_level=None)) as connection:
+        # Nothing of it need outlive a crash.
+        connection.executescript("PRAGMA journal_mode = OFF; PRAGMA synchronous = OFF; BEGIN")
+        tables = {}
+        for (table,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'").fetchall():
+            columns = [column for _, column, *_ in connection.execute(f'PRAGMA table_info("{table}")')]
+            if "end" in columns:
+                tables[table] = columns
+        ends = " UNION ALL ".join(f'SELECT max("end") AS last FROM "{table}"' for table in tables)
+        ((span_ns,),) = connection.execute(f"SELECT max(last) + 1000 FROM ({ends})")
+        ((ids,),) = connection.execute("SELECT max(correlationId) + 1 FROM CUPTI_ACTIVITY_KIND_RUNTIME")
+        shifts = {"start": span_ns, "end": span_ns, "correlationId": ids}
+        for table, columns in tables.items():
+            cells = ", ".join(f'"{c}" + n * {shifts[c]}' if c in shifts else f'"{c}"' for c in columns)
+            connection.execute(f'CREATE TEMP TABLE one AS SELECT * FROM "{table}"')
+            connection.execute(
+                f'INSERT INTO main."{table}" WITH RECURSIVE copy(n) AS (SELECT 0 UNION ALL SELECT n + 1 FROM copy '
+                f"WHERE n < ?) SELECT {cells} FROM copy CROSS JOIN one WHERE n > 0",
+                (copies - 1,),
+            )
+            connection.execute("DROP TABLE one")
+        connection.execute("COMMIT")
+        ((kernels,),) = connection.execute("SELECT count(*) FROM CUPTI_ACTIVITY_KIND_KERNEL")
+    return int(kernels)

@@ -173,3 +173,27 @@ def test_the_table_of_clocks_says_by_what_they_are_known() -> None:
     found = find_clocks([0, 1, 2], [*circle, *wrong], [], Account()).by_rank
     assert found[2].confidence < 1.0
     assert found[2].evidence == "messages"
+
+
+DAYS_NS = 86_400 * 10**9
+
+
+@pytest.mark.parametrize(
+    ("ahead", "told"),
+    [
+        ({2: 185 * DAYS_NS, 3: 185 * DAYS_NS}, ["ranks 2-3 185.0 days after ranks 0-1"]),
+        ({0: 90 * 10**9, 3: -2 * DAYS_NS}, ["ranks 1-2 2.0 days after rank 3", "rank 0 89."]),
+        ({2: 3 * MS}, []),
+        ({}, []),
+    ],
+)
+def test_ranks_that_communicated_at_no_time_together_are_told(
+    ahead: dict[int, int], told: list[str], tmp_path: Path
+) -> None:
+    """Captures of other steps, of whichever profilers, put together as one job; 3 ms are a clock's alone."""
+    shifted = with_other_clocks(h100("1f1b_m8"), {rank: (ns, 0.0) for rank, ns in ahead.items()}, tmp_path / "x.run")
+    account = Account()
+    survey_run(shifted, account)
+    (text,) = [note.text for note in account.notes if note.code is NoticeCode.CAPTURES_APART] or [""]
+    assert all(each in text for each in told)
+    assert bool(text) == bool(told)

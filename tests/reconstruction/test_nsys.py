@@ -14,6 +14,7 @@ from helpers.recorded import data, looked_at, reconstruct_once, run_of
 
 from tracetool.ingestion import IngestOptions, ingest
 from tracetool.model.timeline import Op, measure
+from tracetool.reconstruction import notes_of_sources
 from tracetool.reconstruction.capture import Account
 from tracetool.reconstruction.capture.peers import Nameless, peers_of
 from tracetool.replays import replay
@@ -137,6 +138,21 @@ def test_sizes_that_the_user_states_stand_for_those_not_recorded(tmp_path: Path)
     ]
     assert sum("hold 16.00 MiB each because ingest was told so" in str(note) for note in nsys.notes) == 2
     assert "bandwidth of links" not in {gap.needed_for for gap in find_gaps(run)}
+
+
+def test_what_an_export_lacks_is_counted_once(tmp_path: Path) -> None:
+    """1F1B of 4 ranks and 8 microbatches: 2 x 8 x 3 messages a step in 2 steps, each sent and received."""
+    export(recorded("1f1b_m8"), tmp_path / "exports", How(payloads=False))
+    run = ingest([tmp_path / "exports"], tmp_path / "x.run")
+    ((operations,),) = run.rows("SELECT count(*) FROM comms")
+    gaps = [gap.lacks for gap in find_gaps(run) if "communication" in gap.lacks or "sends" in gap.lacks]
+    assert gaps == [
+        f"{operations - 192} collectives and kernels of communication of which neither communicator nor size is recorded",
+        "no peer for 192 of 192 sends and receives",
+        "no size of 192 of 192 sends and receives",
+    ]
+    # Ranks differ in how many they have, and share one line.
+    assert [note.text.partition(":")[0] for note in notes_of_sources(run.manifest["sources"])] == ["ranks 0-3"]
 
 
 US = 1000

@@ -128,6 +128,6 @@ def attach_kernels(records: list[CommRecord], kernels: Iterable[CommKernel], rep
     if bare:
         report.note(
             SourceCode.BYTES_UNKNOWN,
-            f"{len(bare):,} communication kernels have no host record: what they moved is unknown",
+            "communication kernels have no host record: what they moved is unknown",
         )
     return sorted([*records, *bare], key=lambda r: r.posted_ns)

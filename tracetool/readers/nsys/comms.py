@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, NamedTuple
 from tracetool.model.notice import SourceCode
 from tracetool.readers.cuda import P2P, CommKernel, CommRecord, attach_kernels
 from tracetool.readers.nsys.nvtx import labelled_message
-from tracetool.units import format_count
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -95,12 +94,11 @@ def comm_records(
     if not records:
         records = [_labelled(*label) for label in labels if not label[0].startswith(_SINGLE[0])]
     linked = _with_collectives(records, kernels)
-    bare = sum(kernel.launch_thread is None for kernel in kernels)
-    if bare:
+    # Notes without numbers: those of all ranks are one line then. Counts are the Run's, over all ranks.
+    if any(kernel.launch_thread is None for kernel in kernels):
         report.note(
             SourceCode.LAUNCHES_UNKNOWN,
-            f"{format_count(bare, 'communication kernel')} without a launch in the capture: they count as posted when "
-            "they start",
+            "communication kernels without a launch in the capture count as posted when they start",
         )
     attached = attach_kernels(records, linked, report)
     nameless = [r for r in attached if r.operation in P2P and r.peer is None]
@@ -108,7 +106,7 @@ def comm_records(
         why = "begin the capture before the communicators are made, and export with nsys export --include-blobs=true"
         if all(r.payload_bytes is not None and not r.communicator for r in nameless):
             why = "NCCL before 2.25 says their size, but not their communicator"
-        report.note(SourceCode.PEERS_UNKNOWN, f"{format_count(len(nameless), 'send')} and receives name no peer: {why}")
+        report.note(SourceCode.PEERS_UNKNOWN, f"sends and receives name no peer: {why}")
     report.least_world = max((n + 1 for r in attached for n in (r.peer, *r.group_ranks) if n is not None), default=None)
     return attached
 

@@ -66,7 +66,7 @@ class Named(NamedTuple):
     step: int | None = None
 
 
-class Names(NamedTuple):
+class RangeNames(NamedTuple):
     """What the texts of ranges say.
 
     Attributes:
@@ -80,7 +80,7 @@ class Names(NamedTuple):
     sequence: Numbers
 
 
-def read_names(texts: pa.Array) -> Names:
+def read_names(texts: pa.Array) -> RangeNames:
     """What ranges of the program's own domain are, by their texts as bytes; none of them may be null."""
     places = [pc.find_substring(texts, suffix).to_numpy(zero_copy_only=False) for suffix in _APPENDED]
     ends = np.min([np.where(at < 0, _NOWHERE, at) for at in places], axis=0)
@@ -96,7 +96,7 @@ def read_names(texts: pa.Array) -> Names:
         _kind_of(names[shape >> 2], is_numbered=bool(shape & 2), is_appended_to=bool(shape & 1))
         for shape in shapes.tolist()
     ]
-    return Names(named, codes, sequence)
+    return RangeNames(named, codes, sequence)
 
 
 def _sequences(texts: pa.Array, at: NDArray[np.int32]) -> Numbers:
@@ -238,7 +238,7 @@ _SAME = {
     "commhash": _COMMUNICATOR, "peer": _PEER, "bytes": _BYTES, "nranks": _SIZE, "rank": _RANK, _COUNT: _COUNT,
     _TYPE: _TYPE,
 }  # fmt: skip
-"""Names of the advanced trace of NCCL, and of sends and receives before NCCL 2.25."""
+"""RangeNames of the advanced trace of NCCL, and of sends and receives before NCCL 2.25."""
 _TYPES: tuple[tuple[int, tuple[str, ...]], ...] = (  # ncclDataType_t in its order: bytes and names
     (1, ("int8", "char")), (1, ("uint8",)), (4, ("int32", "int")), (4, ("uint32",)), (8, ("int64",)), (8, ("uint64",)),
     (2, ("float16", "half")), (4, ("float32", "float")), (8, ("float64", "double")), (2, ("bfloat16",)),

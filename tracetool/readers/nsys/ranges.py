@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from tracetool.readers import SourceReport
     from tracetool.readers.nsys.columns import Flags, Kind, Numbers
-    from tracetool.readers.nsys.nvtx import Names
+    from tracetool.readers.nsys.nvtx import RangeNames
     from tracetool.readers.nsys.stored import Stored
 
 NAMELESS = "name lost"
@@ -58,7 +58,7 @@ class ProgramRanges:
         self._place = FilePlace(f"{stored.path}: {NVTX}", 0, "row")
         self._open_labels: dict[int, list[tuple[int, str, int]]] = defaultdict(list)
 
-    def own(self, ranges: pa.Table) -> tuple[pa.Table, Names]:
+    def own(self, ranges: pa.Table) -> tuple[pa.Table, RangeNames]:
         """Ranges of the program's own domain, and what they are called; those of NCCL are noted."""
         texts = self._texts_of(ranges)
         domains, is_named_so = (
@@ -96,7 +96,7 @@ class ProgramRanges:
         replacements = [(NAMELESS if text is None else text).encode("utf-8", "replace") for text in known_texts]
         return pc.replace_with_mask(texts, lacks, pa.array(replacements, pa.binary()).take(pa.array(codes)))
 
-    def _note(self, ranges: pa.Table, texts: pa.Array, is_own: Flags, is_call: Flags, names: Names) -> None:
+    def _note(self, ranges: pa.Table, texts: pa.Array, is_own: Flags, is_call: Flags, names: RangeNames) -> None:
         """Keep marks of steps, annotations of messages and calls of NCCL, in order of their start."""
         tells = np.array(
             [named.step is not None or named.name.startswith(_LABELS_OF_NCCL) for named in names.named], bool

@@ -10,6 +10,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, cast
 
 from tracetool.errors import MissingRank, NoPipeline
+from tracetool.model.notice import NoticeCode
 from tracetool.readers import rows_table
 from tracetool.reconstruction.capture import Account
 from tracetool.reconstruction.capture.clocks import Clocks, find_clocks
@@ -21,6 +22,7 @@ from tracetool.reconstruction.capture.messages import Matched, match_messages, r
 from tracetool.reconstruction.capture.peers import infer_peers
 from tracetool.reconstruction.capture.process_groups import ProcessGroup, read_groups
 from tracetool.reconstruction.capture.waits import find_waits, read_ops, record_waits
+from tracetool.units import format_duration, format_ranks
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -34,6 +36,13 @@ if TYPE_CHECKING:
     from tracetool.reconstruction.capture.waits import Place, Wait
     from tracetool.store.run import Run
 
+
+_DAY_NS = 86_400 * 10**9
+_MOST_GAPS = 4
+_WINDOWS_SQL = """
+SELECT rank, min(least(posted_ns, start_ns)) AS begin_ns, max(greatest(posted_ns, end_ns)) AS end_ns
+FROM comms GROUP BY rank ORDER BY begin_ns, rank
+"""
 
 KEPT = "survey"
 """What a Run keeps its survey as, with what it noted."""
@@ -128,6 +137,7 @@ def survey_run(
     every = read_p2p(run)
     record_shapes(run, account)
     matched = match_messages(every, account, collectives)
+    _note_windows(run, account)
     ranks = [rank for (rank,) in run.rows("SELECT rank FROM ranks ORDER BY rank")]
     clocks = find_clocks(ranks, matched.messages, collectives, account)
     ops = read_ops(run)
@@ -151,6 +161,33 @@ def survey_run(
         lists_actions=bool(run.rows("SELECT 1 FROM events WHERE category = 'kernel' AND label IS NOT NULL LIMIT 1")),
         has_memory=bool(run.rows("SELECT 1 FROM memory LIMIT 1")),
     )  # fmt: skip
+
+
+def _note_windows(run: Run, account: Account) -> None:
+    """Say which ranks communicated at no time together, before any clock is set right."""
+    together: list[tuple[int, int, list[int]]] = []
+    for rank, begin, end in run.rows(_WINDOWS_SQL):
+        if together and begin <= together[-1][1]:
+            first, last, ranks = together[-1]
+            together[-1] = first, max(last, end), [*ranks, rank]
+        else:
+            together.append((begin, end, [rank]))
+    if len(together) < 2:
+        return
+    gaps = [
+        f"{format_ranks(later)} {_long(begin - end)} after {format_ranks(earlier)}"
+        for (_, end, earlier), (begin, _, later) in pairwise(together[: _MOST_GAPS + 1])
+    ]
+    account.note(
+        NoticeCode.CAPTURES_APART,
+        f"by their clocks, ranks were recorded at no time together: {', '.join(gaps)}"
+        + (" ..." if len(together) > len(gaps) + 1 else "")
+        + ". Unless clocks were set as far apart, these are captures of different steps, laid beside each other",
+    )
+
+
+def _long(duration_ns: int) -> str:
+    return f"{duration_ns / _DAY_NS:.1f} days" if duration_ns >= _DAY_NS else format_duration(duration_ns)
 
 
 def kept_survey(run: Run) -> tuple[Survey, Account] | None:

@@ -134,6 +134,7 @@ class _Ways(NamedTuple):
     sizes: str = "re-record with torch >= 2.4, or Ascend Level1 and up"
     steps: str = "call profiler.step() after every step"
     memory: str = "record with profile_memory=True"
+    unknown: str = "communication kernels without a record of the host"
 
 
 _NVTX = "run under torch.autograd.profiler.emit_nvtx() and nsys profile -t cuda,nvtx"
@@ -145,9 +146,10 @@ def _ways(run: Run) -> _Ways:
     if not any(source["reader"] == "nsys" for source in run.manifest["sources"]):
         return _Ways()
     return _Ways(
-        device="nsys profile -t cuda,nvtx --cuda-graph-trace=node", host=_NVTX, calls=_NVTX, peers=_BLOBS, sizes=_BLOBS,
-        steps="open an NVTX range named 'iteration N' around every step",
+        device="nsys profile -t cuda,nvtx --cuda-graph-trace=node", host=_NVTX, calls=f"{_NVTX}; {_BLOBS}",
+        peers=_BLOBS, sizes=_BLOBS, steps="open an NVTX range named 'iteration N' around every step",
         memory=f"record a run with torch.profiler's profile_memory=True, and take it from there: {Option.MEMORY_FROM}",
+        unknown="collectives and kernels of communication of which neither communicator nor size is recorded",
     )  # fmt: skip
 
 
@@ -166,7 +168,7 @@ _COMMS_SQL = """
 SELECT count(*), count(*) FILTER (operation IN ('send', 'recv')),
        count(*) FILTER (operation IN ('send', 'recv') AND peer IS NULL),
        count(*) FILTER (operation IN ('send', 'recv') AND payload_bytes IS NULL),
-       count(*) FILTER ("group" = '' AND evidence = 'unknown')
+       count(*) FILTER ("group" = '' AND evidence = 'unknown' AND operation NOT IN ('send', 'recv'))
 FROM comms
 """
 
@@ -185,7 +187,7 @@ class EventCounts(NamedTuple):
 
 
 class CommCounts(NamedTuple):
-    """Communication operations, and of those sends and receives without what; ``unknown``: kernels without a record."""
+    """Communication operations, and of those sends and receives without what; ``unknown``: others without a record."""
 
     operations: int
     messages: int
@@ -276,10 +278,7 @@ def _device(run: Run, ranks: list[int], counts: Counts, ways: _Ways) -> Iterator
 def _messages(counts: CommCounts, ways: _Ways) -> Iterator[Gap]:
     _, messages, nameless, sizeless, unknown = counts
     if unknown:
-        yield Gap(
-            f"{unknown:,} communication kernels without a record of the host", "who exchanges what with whom",
-            ways.calls,
-        )  # fmt: skip
+        yield Gap(f"{unknown:,} {ways.unknown}", "who exchanges what with whom", ways.calls)
     if not messages and not unknown:
         yield Gap(
             "no sends and receives were read", "a pipeline", "record ranks of different stages; TCP is not recorded"
