@@ -77,7 +77,8 @@ class NsysReader:
                 claim.sources.append(
                     ProcessSource(
                         self.name, path, members[path], member=str(process.pid) if several else "", pid=process.pid,
-                        rank=process.rank, communicators=mine,
+                        rank=process.rank, communicators=mine, domains=process.domains,
+                        hides_graphs=capture.hides_graphs, has_device=capture.has_device,
                     )
                 )  # fmt: skip
         claim.left += [Left(file, "belongs to the database") for file in companions(captures, files)
@@ -114,13 +115,13 @@ class NsysReader:
         """Host and device events as they stream by, then steps, communication and memory."""
         own = _own(source)
         with opened(source.path) as stored:
-            events = ProcessEvents(stored, own.pid, rank, identity.base_ns, report)
+            events = ProcessEvents(stored, own, rank, identity.base_ns, report)
             for rows in events.tables():
                 yield "events", rows
             yield "steps", rows_table("steps", [(rank, *step, None, None) for step in events.ranges.steps])
             communicators = {c.name: c for c in own.communicators}
             records = comm_records(
-                events.ranges.calls, events.ranges.labels, events.kernels, communicators, rank, report
+                events.ranges.take_calls(), events.ranges.labels, events.kernels, communicators, rank, report
             )
             for first in range(0, len(records), _CHUNK_ROWS):
                 rows = [
@@ -137,7 +138,7 @@ class NsysReader:
             stored.record_gaps(report)
             if report.rows == 0 and stored.damaged:
                 raise stored.malformed()
-            _record_limits(stored, capture_of(source.path), report)
+            _record_limits(stored, own, report)
         advance(source.size_bytes)
 
 
@@ -186,9 +187,9 @@ def _refuse_reports(files: Sequence[Path], members: dict[Path, tuple[Path, ...]]
         )
 
 
-def _record_limits(stored: Stored, capture: NsysExport, report: SourceReport) -> None:
+def _record_limits(stored: Stored, own: ProcessSource, report: SourceReport) -> None:
     """Note what the capture hides."""
-    if capture.hides_graphs:
+    if own.hides_graphs:
         graphs = sum(1 for _ in stored.rows(GRAPHS, "start"))
         report.unread["CUDA graphs whose kernels are hidden"] += graphs
         report.note(
@@ -196,7 +197,7 @@ def _record_limits(stored: Stored, capture: NsysExport, report: SourceReport) ->
             f"{format_count(graphs, 'launch')} of CUDA graphs show as one kernel each, messages inside them not at "
             "all: record with nsys profile --cuda-graph-trace=node",
         )
-    if not capture.has_device:
+    if not own.has_device:
         report.note(SourceCode.PARTS_MISSING, "no kernels in the export: record with nsys profile -t cuda,nvtx")
     severe = sum((whole(severity) or 0) >= _SEVERE for (severity,) in stored.rows(DIAGNOSTICS, "severity"))
     if severe:

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from tracetool.readers import ABSOLUTE_NS, Source
 from tracetool.readers.cann.db import known, whole
-from tracetool.readers.nsys.nvtx import Domains, Payload, Payloads
-from tracetool.readers.nsys.stored import TEXTS, Texts, opened
+from tracetool.readers.nsys.nvtx import NO_DOMAINS, EventType, Payload, Payloads, ProcessDomains
+from tracetool.readers.nsys.stored import TEXTS, Texts, opened, process_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -42,6 +42,7 @@ _LAUNCHERS = re.compile(r"^(torchrun|mpirun|mpiexec|deepspeed|srun|accelerate|ho
 _RANK_OF_MARK = re.compile(r"^iter_(\d{1,9})_\d{1,9}$")
 _RANK_OF_THREAD = re.compile(r"^MPI Rank (\d{1,9})$")
 _INIT = re.compile(r"^ncclComm(InitRank|Split)")
+_NAMING = frozenset((EventType.THREAD, EventType.CREATED))
 _MOST_MEMBERS = 1 << 20
 _MOST_JOINED = 1 << 10
 _MOST_PROCESSES = 4096
@@ -84,6 +85,7 @@ class GpuProcess:
         gpu_name: Model.
         sm_count: Streaming multiprocessors.
         hbm_bytes: Memory.
+        domains: Whose its NVTX domains are.
     """
 
     pid: int
@@ -96,6 +98,7 @@ class GpuProcess:
     gpu_name: str | None = None
     sm_count: int | None = None
     hbm_bytes: int | None = None
+    domains: ProcessDomains = NO_DOMAINS
 
 
 @dataclass(slots=True)
@@ -123,28 +126,22 @@ class ProcessSource(Source):
         pid: The process.
         rank: Its global rank, if anything tells.
         communicators: Those that it may take part in.
+        domains: Whose its NVTX domains are.
+        hides_graphs: Whether the export shows CUDA graphs as one row each.
+        has_device: Whether the export holds anything that a device computed.
     """
 
     pid: int = 0
     rank: int | None = None
     communicators: tuple[Communicator, ...] = ()
+    domains: ProcessDomains = NO_DOMAINS
+    hides_graphs: bool = False
+    has_device: bool = True
 
 
 def is_export(stored: Stored) -> bool:
     """Whether these are tables of Nsight Systems, whichever of them there are."""
     return not _OWN.isdisjoint(stored.tables)
-
-
-def process_of(identifier: object) -> int | None:
-    """The pid in a ``globalTid`` or ``globalPid``, which are negative where their highest bit is set."""
-    number = identifier if type(identifier) is int else whole(identifier)
-    return None if number is None else (number >> 24) & 0xFFFFFF
-
-
-def thread_of(identifier: object) -> int | None:
-    """The thread in a ``globalTid``."""
-    number = identifier if type(identifier) is int else whole(identifier)
-    return None if number is None else number & 0xFFFFFF
 
 
 def capture_of(path: Path) -> NsysExport:
@@ -174,7 +171,9 @@ def about(stored: Stored) -> NsysExport:
     for pid in sorted(set(devices) or set(ranges.users))[:_MOST_PROCESSES]:
         used = devices.get(pid, set())
         device = used.pop() if len(used) == 1 else None
-        capture.processes[pid] = GpuProcess(pid, device, joined=ranges.joined.get(pid, []))
+        capture.processes[pid] = GpuProcess(
+            pid, device, joined=ranges.joined.get(pid, []), domains=ranges.domains.get(pid, NO_DOMAINS)
+        )
     for process in capture.processes.values():
         process.rank = ranges.ranks.get(process.pid)
     _take_hardware(stored, capture)
@@ -218,28 +217,36 @@ class _Ranges(NamedTuple):
     users: set[int]
     joined: dict[int, list[Joined]]
     ranks: dict[int, int]
+    domains: dict[int, ProcessDomains]
 
 
 def _ranges(stored: Stored) -> _Ranges:
-    ranges = _Ranges(set(), {}, {})
+    ranges = _Ranges(set(), {}, {}, {})
     texts, payloads = Texts(stored), Payloads(stored)
-    for text, text_id, thread in stored.select(NVTX, ("text", "textId", "globalTid"), ("eventType", Domains.THREAD)):
-        match, pid = _RANK_OF_THREAD.match(texts.of(text, text_id) or ""), process_of(thread)
-        if match and pid is not None:
+    columns: tuple[str, ...] = ("eventType", "text", "textId", "globalTid", "domainId")
+    for kind, text, text_id, thread, domain in stored.select(NVTX, columns, ("eventType", _NAMING)):
+        called, pid = texts.of(text, text_id) or "", process_of(thread)
+        if pid is None:
+            continue
+        if kind == EventType.CREATED and isinstance(domain, int):
+            known_so_far = ranges.domains.get(pid, NO_DOMAINS)
+            ranges.domains[pid] = ProcessDomains(
+                known_so_far.nccl | ({domain} if called == "NCCL" else set()), known_so_far.named | {domain}
+            )
+        elif kind == EventType.THREAD and (match := _RANK_OF_THREAD.match(called)):
             ranges.ranks[pid] = int(match[1])
     for thread, rank in stored.rows("MPI_RANKS", "globalTid", "rank"):
         pid, number = process_of(thread), known(rank)
         if pid is not None and number is not None and number < _MOST_MEMBERS:
             ranges.ranks.setdefault(pid, number)
-    domains = Domains(stored, texts)
-    numbers = {number for of_process in domains.nccl.values() for number in of_process}
+    numbers = {number for of_process in ranges.domains.values() for number in of_process.nccl}
     where = ("domainId", numbers)
     if not numbers:
         where = ("textId", {number for (number,) in stored.select(TEXTS, ("id",), ("value", "nccl"))})
     columns = ("text", "textId", "globalTid", "domainId", "jsonText", "binaryData")
     for text, text_id, thread, domain, json_text, blob in stored.select(NVTX, columns, where):
         pid, name = process_of(thread), texts.of(text, text_id)
-        if pid is None or name is None or not domains.is_nccl(pid, domain, name):
+        if pid is None or name is None or not ranges.domains.get(pid, NO_DOMAINS).is_nccl(domain, name):
             continue
         ranges.users.add(pid)
         mine = ranges.joined.setdefault(pid, [])

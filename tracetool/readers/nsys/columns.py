@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 from tracetool.readers.cann.db import whole
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     from numpy.typing import NDArray
 
@@ -77,12 +77,6 @@ def column_as(column: pa.Array, kind: Kind) -> pa.Array:
     if is_text:
         cells = [None if cell is None else cell.decode("utf-8", "replace") for cell in cells]
     return column_of(cells, kind)
-
-
-def owned(rows: pa.Table, owners: pa.Array, wanted: Iterable[Any]) -> pa.Table:
-    """Those of the rows whose owner is one of some values."""
-    numbers = {_signed(whole(value)) for value in wanted}
-    return rows.filter(pc.is_in(owners, pa.array([n for n in numbers if n is not None], pa.int64())))
 
 
 def table_of(columns: Mapping[str, pa.Array | None], kinds: Mapping[str, Kind], count: int) -> pa.Table:

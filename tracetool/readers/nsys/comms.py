@@ -22,13 +22,13 @@ if TYPE_CHECKING:
     from tracetool.readers.nsys.capture import Communicator
     from tracetool.readers.nsys.nvtx import Payload
 
-_OPERATIONS = {
+OPERATIONS = {
     "ncclSend": "send", "ncclRecv": "recv", "ncclAllReduce": "allreduce", "ncclAllGather": "allgather",
     "ncclReduceScatter": "reduce_scatter", "ncclBroadcast": "broadcast", "ncclBcast": "broadcast",
     "ncclReduce": "reduce", "ncclAlltoAll": "all_to_all", "ncclAllToAll": "all_to_all", "ncclGather": "gather",
     "ncclScatter": "scatter",
 }  # fmt: skip
-_OPERATIONS |= {name.removeprefix("nccl"): operation for name, operation in _OPERATIONS.items()}
+OPERATIONS |= {name.removeprefix("nccl"): operation for name, operation in OPERATIONS.items()}
 """The advanced trace leaves the prefix out."""
 
 _OF_ONE_RANK = frozenset(("allgather", "reduce_scatter"))
@@ -81,7 +81,7 @@ def comm_records(
     records: list[CommRecord] = []
     taken: set[tuple[int, int]] = set()
     for call in calls:
-        operation = _OPERATIONS.get(call.name)
+        operation = OPERATIONS.get(call.name)
         if operation is None:
             continue
         collective = _collective_in(call.label)

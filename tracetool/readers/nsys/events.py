@@ -25,14 +25,13 @@ from tracetool.readers.nsys.capture import (
     KERNELS,
     MEMORY_USAGE,
     NVTX,
-    process_of,
 )
 from tracetool.readers.nsys.columns import coded, table_of, values_of
 from tracetool.readers.nsys.correlations import MOST_COMMUNICATIONS, NO_CORRELATION, CommLaunches, Correlations
-from tracetool.readers.nsys.nvtx import Domains, Named
+from tracetool.readers.nsys.nvtx import EventType, Named
 from tracetool.readers.nsys.ranges import NAMELESS, OF_RANGES, ProgramRanges, threads_of
 from tracetool.readers.nsys.spans import OpenOps, in_order, side_by_side
-from tracetool.readers.nsys.stored import Texts
+from tracetool.readers.nsys.stored import Process, Texts
 from tracetool.tables.run import TABLES
 
 if TYPE_CHECKING:
@@ -41,6 +40,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from tracetool.readers import SourceReport
+    from tracetool.readers.nsys.capture import ProcessSource
     from tracetool.readers.nsys.columns import Flags, Kind, Numbers
     from tracetool.readers.nsys.stored import Stored
 
@@ -71,7 +71,7 @@ class ProcessEvents:
 
     Args:
         stored: The export.
-        pid: The process.
+        own: The process.
         rank: Global rank.
         base_ns: Added to all times.
         report: Told about what is dropped, repaired or skipped.
@@ -81,11 +81,12 @@ class ProcessEvents:
         kernels: Communication kernels with their launches.
     """
 
-    def __init__(self, stored: Stored, pid: int, rank: int, base_ns: int, report: SourceReport) -> None:
+    def __init__(self, stored: Stored, own: ProcessSource, rank: int, base_ns: int, report: SourceReport) -> None:
         self.kernels: list[CommKernel] = []
-        self._stored, self._pid, self._rank, self._base_ns, self._report = stored, pid, rank, base_ns, report
+        self._stored, self._process, self._rank, self._base_ns = stored, Process(own.pid), rank, base_ns
+        self._report = report
         self._texts = Texts(stored)
-        self.ranges = ProgramRanges(stored, self._texts, pid, report)
+        self.ranges = ProgramRanges(stored, self._texts, own.domains, report)
         self._count = 0
         self._correlations, self._ops = Correlations(), OpenOps()
         self._communicating = CommLaunches()
@@ -111,9 +112,7 @@ class ProcessEvents:
     def memory_rows(self) -> Iterator[Row]:
         """Rows of ``memory``: what the whole process took from the driver and gave back."""
         columns = "start", "bytes", "memoryOperationType", "address"
-        for start, size, kind, address in self._stored.select(
-            MEMORY_USAGE, columns, ("globalPid", self._ids(MEMORY_USAGE, "globalPid"))
-        ):
+        for start, size, kind, address in self._stored.select(MEMORY_USAGE, columns, ("globalPid", self._process)):
             self._report.rows += 1
             moment, bytes_, freed = whole(start), known(size), whole(kind)
             if moment is None or abs(moment) >= _TIME_LIMIT or bytes_ is None or freed not in (0, 1):
@@ -122,10 +121,6 @@ class ProcessEvents:
             delta = -bytes_ if freed else bytes_
             yield self._rank, "APP", moment + self._base_ns, delta, None, None, known(address)
 
-    def _ids(self, table: str, owner: str) -> set[object]:
-        """What the process is called in a column of owners."""
-        return {value for (value,) in self._stored.combinations(table, owner) if process_of(value) == self._pid}
-
     def _place(self, table: str, row: int = 0) -> FilePlace:
         return FilePlace(f"{self._stored.path}: {table}", row, "row")
 
@@ -133,7 +128,7 @@ class ProcessEvents:
         """Which correlations started something on the device, and which of those communicate."""
         kinds: dict[str, Kind] = dict.fromkeys(("correlationId", "demangledName", "shortName"), "number")
         for table in _CATEGORY:
-            for rows in self._stored.blocks(table, kinds, ("globalPid", self._ids(table, "globalPid"))):
+            for rows in self._stored.blocks(table, kinds, ("globalPid", self._process)):
                 ids = values_of(rows, "correlationId", NO_CORRELATION)
                 self._correlations.add(ids)
                 if table == KERNELS:
@@ -165,7 +160,7 @@ class ProcessEvents:
     def _spans(self, table: str, kinds: Mapping[str, Kind], owner: str) -> Iterator[pa.Table]:
         """The rows of a table that are wanted and have times, numbered."""
         first = 0
-        for rows in self._stored.blocks(table, kinds, (owner, self._ids(table, owner))):
+        for rows in self._stored.blocks(table, kinds, (owner, self._process)):
             count = len(rows)
             numbered = rows.append_column("number", pa.array(np.arange(first, first + count)))
             first, self._report.rows = first + count, self._report.rows + count
@@ -178,7 +173,9 @@ class ProcessEvents:
     def _wanted(self, table: str, rows: pa.Table) -> tuple[Flags, str]:
         """Which rows are, and what the others are called."""
         if table == NVTX:
-            return np.isin(values_of(rows, "eventType", _NONE), (Domains.NESTED, Domains.FREE)), "mark, name or domain"
+            return np.isin(
+                values_of(rows, "eventType", _NONE), (EventType.NESTED, EventType.FREE)
+            ), "mark, name or domain"
         if table == CALLS:
             ids = values_of(rows, "correlationId", NO_CORRELATION)
             return self._correlations.among(ids), "API call that starts nothing on the device"
@@ -210,7 +207,7 @@ class ProcessEvents:
         is_op = np.array([named.category == "op" for named in names.named], bool)[names.codes]
         is_launch = np.arange(len(order)) >= count
         is_nested = is_launch.copy()
-        is_nested[:count] = is_op & (values_of(own, "eventType", 0) == Domains.NESTED)
+        is_nested[:count] = is_op & (values_of(own, "eventType", 0) == EventType.NESTED)
         rows = order[is_nested[order]]
         around = np.full(len(order), _NONE)
         around[rows[is_launch[rows]]] = self._ops.around(

@@ -7,11 +7,12 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from tracetool.errors import MalformedTrace
 from tracetool.model.notice import SourceCode
 from tracetool.readers import FilePlace
-from tracetool.readers.nsys.columns import column_as, column_of, owned, table_of
+from tracetool.readers.nsys.columns import column_as, column_of, table_of
 from tracetool.readers.nsys.stored import AGAIN, BLOCK_ROWS, LINE_BYTES, chosen_rows
 
 if TYPE_CHECKING:
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 
     from tracetool.readers import SourceReport
     from tracetool.readers.nsys.columns import Kind
-    from tracetool.readers.nsys.stored import Cells
+    from tracetool.readers.nsys.stored import Cells, Process
 
 
 class _FileTables:
@@ -41,7 +42,7 @@ class _FileTables:
         """See :class:`Stored`."""
         yield from chosen_rows(self.rows(table, *columns, where[0]), where[1])
 
-    def blocks(self, table: str, kinds: Mapping[str, Kind], where: tuple[str, Any]) -> Iterator[pa.Table]:
+    def blocks(self, table: str, kinds: Mapping[str, Kind], where: tuple[str, Process]) -> Iterator[pa.Table]:
         """See :class:`Stored`."""
         rows = self.select(table, list(kinds), where)
         while block := list(islice(rows, BLOCK_ROWS)):
@@ -136,7 +137,7 @@ class ColumnTables(_FileTables):
         except _damage() as error:
             self._gaps[table] = _first_line(error)
 
-    def blocks(self, table: str, kinds: Mapping[str, Kind], where: tuple[str, Any]) -> Iterator[pa.Table]:
+    def blocks(self, table: str, kinds: Mapping[str, Kind], where: tuple[str, Process]) -> Iterator[pa.Table]:
         """See :class:`Stored`."""
         owner, wanted = where
         if owner not in self.tables.get(table, ()):
@@ -146,7 +147,8 @@ class ColumnTables(_FileTables):
             for batch in self._readers[table](list({**present, owner: None})):
                 columns = {name: column_as(batch.column(name), kind) for name, kind in present.items()}
                 owners = column_as(batch.column(owner), "number")
-                yield owned(table_of(columns, kinds, batch.num_rows), owners, wanted)
+                pids = pc.bit_wise_and(pc.shift_right(owners, 24), 0xFFFFFF)
+                yield table_of(columns, kinds, batch.num_rows).filter(pc.equal(pids, wanted.pid))
         except _damage() as error:
             self._gaps[table] = _first_line(error)
 

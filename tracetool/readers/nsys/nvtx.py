@@ -5,8 +5,9 @@ from __future__ import annotations
 import re
 import struct
 from collections import defaultdict
+from enum import IntEnum
 from functools import lru_cache
-from typing import TYPE_CHECKING, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 import numpy as np
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from tracetool.readers.nsys.columns import Numbers
-    from tracetool.readers.nsys.stored import Stored, Texts
+    from tracetool.readers.nsys.stored import Stored
 
 _HEADER = struct.Struct("<4Q")
 _COMMUNICATOR, _BYTES, _PEER = "NCCL communicator ID", "Message size [bytes]", "Peer rank"
@@ -252,37 +253,32 @@ def _within(value: int | None, limit: int) -> int | None:
     return value if value is not None and 0 <= value < limit else None
 
 
-class Domains:
-    """Which domains are NCCL's, per process.
-
-    Args:
-        stored: The capture.
-        texts: Its texts.
+class ProcessDomains(NamedTuple):
+    """Which domains of a process are whose.
 
     Attributes:
-        nccl: Per process, the numbers of its NCCL domains.
+        nccl: Numbers of NCCL's.
+        named: Numbers of all whose names the capture holds.
     """
 
-    MARK: ClassVar[int] = 34
-    THREAD: ClassVar[int] = 39
-    NESTED: ClassVar[int] = 59
-    FREE: ClassVar[int] = 60
-    CREATED: ClassVar[int] = 75
+    nccl: frozenset[int] = frozenset()
+    named: frozenset[int] = frozenset()
 
-    def __init__(self, stored: Stored, texts: Texts) -> None:
-        self.nccl: dict[int, set[int]] = defaultdict(set)
-        self._named: set[tuple[int, int]] = set()
-        columns = ("text", "textId", "globalTid", "domainId")
-        for text, text_id, thread, domain in stored.select("NVTX_EVENTS", columns, ("eventType", self.CREATED)):
-            if not isinstance(thread, int) or not isinstance(domain, int):
-                continue
-            pid = (thread >> 24) & 0xFFFFFF
-            self._named.add((pid, domain))
-            if texts.of(text, text_id) == "NCCL":
-                self.nccl[pid].add(domain)
-
-    def is_nccl(self, pid: int, domain: object, name: str) -> bool:
+    def is_nccl(self, domain: object, name: str) -> bool:
         """Whether a range is NCCL's own; by its name where the capture lost what its domain is called."""
-        if domain in self.nccl.get(pid, ()):
+        if domain in self.nccl:
             return True
-        return domain not in (0, None) and (pid, domain) not in self._named and name.startswith("nccl")
+        return domain not in (0, None) and domain not in self.named and name.startswith("nccl")
+
+
+NO_DOMAINS = ProcessDomains()
+
+
+class EventType(IntEnum):
+    """Kinds of NVTX events."""
+
+    MARK = 34
+    THREAD = 39
+    NESTED = 59
+    FREE = 60
+    CREATED = 75

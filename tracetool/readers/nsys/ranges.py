@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import defaultdict, deque
 from dataclasses import replace
+from sys import intern
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -13,21 +14,22 @@ import pyarrow.compute as pc
 from tracetool.readers import FilePlace
 from tracetool.readers.nsys.capture import NVTX
 from tracetool.readers.nsys.columns import coded, values_of, whole_column
-from tracetool.readers.nsys.comms import NcclRange
+from tracetool.readers.nsys.comms import OPERATIONS, NcclRange
 from tracetool.readers.nsys.correlations import MOST_COMMUNICATIONS
-from tracetool.readers.nsys.nvtx import Domains, Payloads, read_names
-from tracetool.readers.nsys.stored import NAME_CHARACTERS, Texts
+from tracetool.readers.nsys.nvtx import EventType, Payloads, read_names
+from tracetool.readers.nsys.stored import NAME_CHARACTERS
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
 
     from tracetool.readers import SourceReport
     from tracetool.readers.nsys.columns import Flags, Kind, Numbers
-    from tracetool.readers.nsys.nvtx import RangeNames
-    from tracetool.readers.nsys.stored import Stored
+    from tracetool.readers.nsys.nvtx import Payload, ProcessDomains, RangeNames
+    from tracetool.readers.nsys.stored import Stored, Texts
 
 NAMELESS = "name lost"
 _LABELS_OF_NCCL = "nccl:"
+_MOST_PAYLOADS = 1 << 12
 OF_RANGES: dict[str, Kind] = {
     "start": "number", "end": "number", "globalTid": "number", "eventType": "number", "domainId": "number",
     "text": "text", "textId": "number", "jsonText": "text", "binaryData": "bytes", "jsonTextId": "number",
@@ -40,22 +42,22 @@ class ProgramRanges:
     Args:
         stored: The export.
         texts: Its texts.
-        pid: The process.
+        domains: Those of the process.
         report: Told about what is dropped, repaired or skipped.
 
     Attributes:
-        calls: Calls of NCCL, in order of their start.
         labels: c10d's annotations: name, start, end and thread.
         steps: Marks of steps: number, start and end.
     """
 
-    def __init__(self, stored: Stored, texts: Texts, pid: int, report: SourceReport) -> None:
-        self.calls: list[NcclRange] = []
+    def __init__(self, stored: Stored, texts: Texts, domains: ProcessDomains, report: SourceReport) -> None:
         self.labels: list[tuple[str, int, int, int]] = []
         self.steps: list[tuple[int, int, int]] = []
-        self._texts, self._pid, self._report = texts, pid, report
-        self._payloads, self._domains = Payloads(stored), Domains(stored, texts)
+        self._texts, self._domains, self._report = texts, domains, report
+        self._payloads = Payloads(stored)
         self._place = FilePlace(f"{stored.path}: {NVTX}", 0, "row")
+        self._calls: deque[NcclRange] = deque()
+        self._same: dict[Payload, Payload] = {}
         self._open_labels: dict[int, list[tuple[int, str, int]]] = defaultdict(list)
 
     def own(self, ranges: pa.Table) -> tuple[pa.Table, RangeNames]:
@@ -67,9 +69,9 @@ class ProgramRanges:
         )
         is_own, is_call = domains == 0, np.zeros(len(ranges), bool)
         for domain in np.unique(domains).tolist():
-            if self._domains.is_nccl(self._pid, domain, ""):
+            if self._domains.is_nccl(domain, ""):
                 is_call |= domains == domain
-            elif self._domains.is_nccl(self._pid, domain, "nccl"):
+            elif self._domains.is_nccl(domain, "nccl"):
                 is_call |= (domains == domain) & is_named_so
         is_own &= ~is_call
         if others := int((~is_own & ~is_call).sum()):
@@ -114,7 +116,7 @@ class ProgramRanges:
                 self._note_call(row)
                 continue
             named = names.named[code]
-            if row["eventType"] == Domains.NESTED and named.category == "op":
+            if row["eventType"] == EventType.NESTED and named.category == "op":
                 continue
             if named.step is not None:
                 self.steps.append((named.step, start, end))
@@ -123,8 +125,16 @@ class ProgramRanges:
                 if len(self.labels) < MOST_COMMUNICATIONS:
                     self.labels.append((named.name, start, end, thread))
 
+    def take_calls(self) -> Iterator[NcclRange]:
+        """Calls of NCCL that move data, in order of their start; each is given away, as there may be very many."""
+        while self._calls:
+            yield self._calls.popleft()
+
     def _note_call(self, row: Mapping[str, Any]) -> None:
-        if len(self.calls) >= MOST_COMMUNICATIONS:
+        name = intern(row["name"].decode("utf-8", "replace"))
+        if name not in OPERATIONS:
+            return
+        if len(self._calls) >= MOST_COMMUNICATIONS:
             self._report.drop(
                 f"more than {MOST_COMMUNICATIONS:,} calls of NCCL", replace(self._place, at=row["number"])
             )
@@ -134,10 +144,13 @@ class ProgramRanges:
             labels.pop()
         _, label, label_ns = labels[-1] if labels else (0, "", 0)
         json_text = self._texts.of((row["jsonText"] or b"").decode("utf-8", "replace"), row["jsonTextId"])
-        self.calls.append(
+        payload = self._payloads.decoded(row["binaryData"], json_text)
+        if len(self._same) >= _MOST_PAYLOADS:
+            self._same.clear()
+        self._calls.append(
             NcclRange(
-                row["name"].decode("utf-8", "replace"), row["start"], row["end"], row["thread"],
-                self._payloads.decoded(row["binaryData"], json_text), label=label, label_ns=label_ns,
+                name, row["start"], row["end"], row["thread"], self._same.setdefault(payload, payload), label=label,
+                label_ns=label_ns,
             )
         )  # fmt: skip
 

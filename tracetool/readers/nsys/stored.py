@@ -8,9 +8,9 @@ from __future__ import annotations
 import sqlite3
 from contextlib import contextmanager
 from itertools import islice
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
-from tracetool.readers.cann.db import FIRST_ROWID, Database, connected, is_database
+from tracetool.readers.cann.db import FIRST_ROWID, Database, connected, is_database, whole
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -33,6 +33,18 @@ _SUFFIXES = (".arrow", ".parquet")
 AGAIN = "export the report again: nsys export -t sqlite --include-blobs=true --include-json=true REPORT.nsys-rep"
 
 
+class Process(NamedTuple):
+    """Rows of one process are wanted."""
+
+    pid: int
+
+
+def process_of(identifier: object) -> int | None:
+    """The pid in a ``globalTid`` or ``globalPid``, which are negative where their highest bit is set."""
+    number = identifier if type(identifier) is int else whole(identifier)
+    return None if number is None else (number >> 24) & 0xFFFFFF
+
+
 class Stored(Protocol):
     """Tables that can be read in spite of damage.
 
@@ -48,9 +60,9 @@ class Stored(Protocol):
         """The named columns of every row that can be read, in order; absent ones are None."""
 
     def select(self, table: str, columns: Sequence[str], where: tuple[str, Any]) -> Iterator[Cells]:
-        """The same of the rows in which a column has one of some numbers, or begins with a text."""
+        """The same of the rows in which a column has one of some numbers, begins with a text, or is of a process."""
 
-    def blocks(self, table: str, kinds: Mapping[str, Kind], where: tuple[str, Any]) -> Iterator[pa.Table]:
+    def blocks(self, table: str, kinds: Mapping[str, Kind], where: tuple[str, Process]) -> Iterator[pa.Table]:
         """The same by columns, in blocks: numbers as int64, texts and bytes as binary, anything else as null."""
 
     def combinations(self, table: str, *columns: str) -> set[Cells]:
@@ -163,7 +175,7 @@ class SqliteTables(Database):
         for block in self._matching(table, columns, [self._cell(table, name) for name in columns], where):
             yield from (row[:-1] for row in block)
 
-    def blocks(self, table: str, kinds: Mapping[str, Kind], where: tuple[str, Any]) -> Iterator[pa.Table]:
+    def blocks(self, table: str, kinds: Mapping[str, Kind], where: tuple[str, Process]) -> Iterator[pa.Table]:
         """See :class:`Stored`."""
         from tracetool.readers.nsys.columns import column_of, table_of
 
@@ -191,7 +203,10 @@ class SqliteTables(Database):
         column, wanted = where
         if not self.has(table, column):
             return
-        if isinstance(wanted, str):
+        values: list[Any]
+        if isinstance(wanted, Process):
+            condition, values = f'("{column}" >> 24) & {0xFFFFFF} = ?', [wanted.pid]
+        elif isinstance(wanted, str):
             condition, values = f'substr("{column}", 1, {len(wanted)}) = ?', [wanted]
         else:
             values = list(numbers_of(wanted))
@@ -227,7 +242,9 @@ def numbers_of(wanted: Any) -> set[Any]:
 
 def chosen_rows(rows: Iterable[Cells], wanted: Any) -> Iterator[Cells]:
     """Rows whose last cell is wanted, without that cell."""
-    if isinstance(wanted, str):
+    if isinstance(wanted, Process):
+        yield from (row[:-1] for row in rows if process_of(row[-1]) == wanted.pid)
+    elif isinstance(wanted, str):
         yield from (row[:-1] for row in rows if isinstance(row[-1], str) and row[-1].startswith(wanted))
     else:
         numbers = numbers_of(wanted)
