@@ -7,17 +7,21 @@ import zlib
 from dataclasses import replace
 from pathlib import Path
 from shutil import copytree
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import pytest
 from helpers.recorded import SAMPLES, data, derived, small
 
 from tracetool.model.action import Action, ActionKind
+from tracetool.model.notice import Notice, NoticeCode
+from tracetool.model.pipeline import ActionCost
 from tracetool.reconstruction import KEPT, Reconstruction, reconstruct
 from tracetool.reconstruction.capture import Account
+from tracetool.reconstruction.capture.messages import P2POp, PairedMessage
 from tracetool.reconstruction.capture.survey import KEPT as SURVEY
 from tracetool.reconstruction.capture.survey import survey_run
 from tracetool.store import run as store_run
+from tracetool.store.kept import from_bytes, to_bytes
 from tracetool.store.run import Run
 
 if TYPE_CHECKING:
@@ -75,6 +79,13 @@ def test_a_plain_question_asks_no_table(copied: Run, monkeypatch: pytest.MonkeyP
         reconstruct(copied, use_labels=False)
 
 
+def _sent(position: int, parts: tuple[P2POp, ...] = ()) -> P2POp:
+    return P2POp(
+        rank=0, position=position, peer=1, is_send=True, payload_bytes=None, group="pp", batch=None, stream=7, thread=1,
+        posted_ns=position, start_ns=position + 1, end_ns=position + 2, label=None, parts=parts,
+    )  # fmt: skip
+
+
 def _other_code(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     del run
     monkeypatch.setattr(store_run, "code_digest", lambda: "another")
@@ -127,6 +138,40 @@ def test_a_kept_value_runs_nothing(copied: Run, tmp_path: Path) -> None:
         assert copied.kept(KEPT) is None
     assert not target.exists()
     assert reconstruct(copied).pipeline.observed.shape.ranks == 4
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        [Action(number % 3, ActionKind.FORWARD, number) for number in range(5)],
+        [ActionCost(1 << 70, None), ActionCost(True, 2), ActionCost(-3)],
+        [Notice(NoticeCode.FIDELITY, "a"), Notice(NoticeCode.FIDELITY, "a", hint="b")],
+        [PairedMessage(_sent(0), _sent(1, parts=(_sent(2),))), PairedMessage(_sent(3), _sent(0))],
+        [],
+    ],
+)
+def test_values_written_field_by_field_are_the_same(values: list[object]) -> None:
+    """Equal, and of the same types down to True and 1, ints beyond 64 bits among them."""
+    back = from_bytes(to_bytes(values))
+    assert back == values
+    assert repr(back) == repr(values)
+
+
+def test_what_comes_twice_is_one_value() -> None:
+    one, other = _sent(0), _sent(0)
+    written = to_bytes((one, other, one, PairedMessage(other, one)))
+    first, second, third, message = cast("tuple[P2POp, P2POp, P2POp, PairedMessage]", from_bytes(written))
+    assert first is third is message.recv
+    assert second is message.send
+    assert first is not second
+    assert message == PairedMessage(other, one)
+
+
+def test_rows_of_other_types_are_no_value() -> None:
+    for of in (Path, small):
+        text = pickle.dumps([(of, [("x",)])]) + pickle.dumps(None)
+        with pytest.raises((pickle.UnpicklingError, TypeError)):
+            from_bytes(zlib.compress(text))
 
 
 def test_own_values_come_back(copied: Run) -> None:

@@ -3,19 +3,13 @@
 from __future__ import annotations
 
 import hashlib
-import io
 import json
 import os
-import pickle
 import shutil
 import tempfile
-import zlib
 from collections import defaultdict
 from copy import copy
-from dataclasses import is_dataclass
-from enum import Enum
 from functools import cached_property
-from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
@@ -31,6 +25,7 @@ from tracetool.store import (
     whole_file,
     write_part,
 )
+from tracetool.store.kept import from_bytes, to_bytes
 from tracetool.store.query import Lens, Views, connect, empty_source, files_source, seal, table_sources
 from tracetool.tables.run import SCHEMA_VERSION, TABLES
 from tracetool.version import code_digest
@@ -46,29 +41,6 @@ MANIFEST = "manifest.json"
 _KEPT = ".kept"
 _WORTH_FILES = 32
 _MOST_HELD_BYTES = 48_000_000
-_PACKAGE = __name__.partition(".")[0]
-
-
-class _OwnValues(pickle.Unpickler):
-    """Reads values of the product's own types, and nothing that runs anything else: a Run may come from anywhere."""
-
-    def __init__(self, text: bytes) -> None:
-        super().__init__(io.BytesIO(zlib.decompress(text)))
-
-    def find_class(self, module: str, name: str) -> Any:
-        """A dataclass, named tuple or enumeration of the product."""
-        if (module, name) == ("builtins", "getattr"):
-            return _member  # how Python 3.11.2 writes members of enumerations
-        value = getattr(import_module(module), name) if module.startswith(f"{_PACKAGE}.") else None
-        if isinstance(value, type) and (issubclass(value, Enum | tuple) or is_dataclass(value)):
-            return value
-        raise pickle.UnpicklingError(f"{module}.{name} is no value")
-
-
-def _member(of: object, name: str) -> Enum:
-    if not (isinstance(of, type) and issubclass(of, Enum)):
-        raise pickle.UnpicklingError(f"{of!r} is no enumeration")
-    return of[name]
 
 
 class RunWriter:
@@ -351,7 +323,7 @@ class Run(Lens):
         """
         with whole_file(self.path / f"{name}{_KEPT}") as file:
             file.write(self._made_of())
-            file.write(zlib.compress(pickle.dumps(value, protocol=5), 1))
+            file.write(to_bytes(value))
 
     def kept(self, name: str) -> object | None:
         """What :meth:`keep` was given; None if nothing was, or by other code, of other tables, or not to be trusted.
@@ -363,7 +335,7 @@ class Run(Lens):
         try:
             text = (self.path / f"{name}{_KEPT}").read_bytes()
             made_of = self._made_of()
-            return _OwnValues(text[len(made_of) :]).load() if text.startswith(made_of) else None
+            return from_bytes(text[len(made_of) :]) if text.startswith(made_of) else None
         except Exception:
             # Damaged pickles fail in many ways, and none of them matters.
             return None
