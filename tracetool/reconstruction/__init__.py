@@ -33,7 +33,7 @@ from tracetool.units import format_count, format_ranges, format_ranks
 KEPT = "reconstruction"
 """What a Run keeps the reconstruction as that is asked for without any wish."""
 
-_AS_KEPT = (None, 0, False, True, False, None, None)
+_AS_KEPT = (None, 0, False, True, False, None, None, None)
 _MOST_OTHER_STEPS = 7
 T = TypeVar("T")
 
@@ -104,6 +104,7 @@ def reconstruct(
     every_step: bool = False,
     survey: Survey | None = None,
     account: Account | None = None,
+    reading: StepReading | None = None,
 ) -> Reconstruction:
     """Find stages, microbatches, costs and transfers of one step.
 
@@ -116,6 +117,7 @@ def reconstruct(
         every_step: Also look at what actions cost in the other complete steps (``Reconstruction.tables``).
         survey: What is known of the whole capture, if it was looked at before.
         account: Takes up how things were found, beyond what it holds already.
+        reading: Of the step that is looked at, among others, if it is read with those.
 
     Raises:
         NoDeviceActivity: If there are no kernels.
@@ -131,7 +133,7 @@ def reconstruct(
         Traceback (most recent call last):
         tracetool.errors.ReconstructError: ...
     """
-    as_kept = (step, pipeline, copy_missing, use_labels, every_step, survey, account) == _AS_KEPT
+    as_kept = (step, pipeline, copy_missing, use_labels, every_step, survey, account, reading) == _AS_KEPT
     if as_kept and isinstance(kept := run.kept(KEPT), Reconstruction):
         return kept
     account = account or Account()
@@ -158,7 +160,7 @@ def reconstruct(
     steps = steps_of(run, group.ranks, account, survey.clocks)
     chosen = _because(run, group.ranks, lambda: choose_step(steps, group.ranks, step, account))
     evidence = step_evidence(survey, use_labels=use_labels)
-    reading = StepReading(run, [chosen], group.ranks, evidence)
+    reading = reading or StepReading(run, [chosen], group.ranks, evidence)
     try:
         recorded = record_step(reading, group, chosen, survey, account)
     except ReconstructError as error:

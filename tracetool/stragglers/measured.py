@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
+from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -15,8 +16,8 @@ from tracetool.reconstruction.capture import Account
 from tracetool.reconstruction.capture.survey import survey_run
 from tracetool.reconstruction.closeup.launches import has_late_launches
 from tracetool.reconstruction.recorded_step import MOST_KERNELS, RecordedStep, record_each
-from tracetool.reconstruction.steps import choose_step
-from tracetool.reconstruction.steps.reading import step_evidence
+from tracetool.reconstruction.steps import choose_step, steps_of
+from tracetool.reconstruction.steps.reading import StepReading, step_evidence
 from tracetool.replays.flow import Dataflow
 from tracetool.stragglers.around import (
     HOST,
@@ -60,14 +61,14 @@ def job_steps(run: Run, step: int | None, account: Account) -> list[JobStep]:
         TraceToolError: If no step of any pipeline can be reconstructed.
     """
     survey = survey_run(run, Account())
-    held = survey.run.in_memory()
-    usable = _usable(run, held, survey, step, account)
+    survey = replace(survey, run=survey.run.in_memory())
+    usable = _usable(run, survey, step, account)
     numbers = _numbers(usable, step, account)
     waits = CollectiveWaits(survey)
     of_pipelines = [
         steps
         for batch in _batches(usable, numbers, survey)
-        for steps in _batch_steps(run, held, batch, numbers, survey, waits)
+        for steps in _batch_steps(run, batch, numbers, survey, waits)
     ]
     steps_of_job: list[JobStep] = []
     for number in numbers:
@@ -135,12 +136,11 @@ def _batches(usable: Sequence[_Usable], numbers: Sequence[int], survey: Survey) 
 
 
 def _batch_steps(
-    run: Run, held: Run, batch: Sequence[_Usable], numbers: Sequence[int], survey: Survey, waits: CollectiveWaits
+    run: Run, batch: Sequence[_Usable], numbers: Sequence[int], survey: Survey, waits: CollectiveWaits
 ) -> list[_Steps]:
     """The steps of pipelines that are read together."""
     ranks = [rank for one in batch for rank in one.group.ranks]
-    narrowed = survey.run.of_ranks(ranks)
-    narrowed = held if narrowed is survey.run else narrowed.in_memory()
+    narrowed = survey.run.of_ranks(ranks).in_memory()
     evidence = step_evidence(survey)
     steps = [(one.group, choose_step(one.steps, one.group.ranks, n, Account())) for one in batch for n in numbers]
     position = {one.group: one.number for one in batch}
@@ -177,17 +177,41 @@ def _batch_steps(
     return [errors[one.group] | {n: of_pipeline(one.group, n) for n in costs[one.group]} for one in batch]
 
 
-def _usable(run: Run, held: Run, survey: Survey, step: int | None, account: Account) -> list[_Usable]:
+def _readings(survey: Survey, step: int | None) -> dict[PipelineGroup, StepReading]:
+    """What is read of the step of each pipeline that is looked at first: of as many together as fit."""
+    readings: dict[PipelineGroup, StepReading] = {}
+    together: dict[PipelineGroup, Step] = {}
+    size = 0
+
+    def read() -> None:
+        ranks = [rank for group in together for rank in group.ranks]
+        reading = StepReading(survey.run.of_ranks(ranks), together.values(), ranks, step_evidence(survey))
+        readings.update(dict.fromkeys(together, reading))
+        together.clear()
+
+    for group in survey.pipelines:
+        with suppress(ReconstructError):  # reconstructing it says why
+            steps = steps_of(survey.run.of_ranks(group.ranks), group.ranks, Account(), survey.clocks)
+            chosen = choose_step(steps, group.ranks, step, Account())
+            kernels = sum(survey.kernels.get(rank, 0) for rank in group.ranks) // len(steps)
+            if together and size + kernels > MOST_KERNELS:
+                read()
+                size = 0
+            together[group] = chosen
+            size += kernels
+    read()
+    return readings
+
+
+def _usable(run: Run, survey: Survey, step: int | None, account: Account) -> list[_Usable]:
     """The pipelines that can be reconstructed; of the first one, every note counts."""
     usable: list[_Usable] = []
     problem = None
+    readings = _readings(survey, step)
     for number, group in enumerate(survey.pipelines):
         try:
-            recorded = reconstruct(
-                run, step=step, pipeline=number, account=Account(),
-                # Of many ranks those of one pipeline are read sooner from their files than found among all.
-                survey=replace(survey, run=held) if survey.run.of_ranks(group.ranks) is survey.run else survey,
-            )  # fmt: skip
+            reading = readings.pop(group, None)
+            recorded = reconstruct(run, step=step, pipeline=number, survey=survey, account=Account(), reading=reading)
         except (ReconstructError, MissingRank, ScheduleError) as error:
             problem = problem or error
             account.note(

@@ -11,6 +11,7 @@ rank to arrive does not wait, so that the shortest duration over its ranks is th
 from __future__ import annotations
 
 from collections import Counter, defaultdict
+from itertools import repeat
 from typing import TYPE_CHECKING, NamedTuple
 
 from tracetool.model.notice import SubjectKind
@@ -73,6 +74,11 @@ FROM comms
 WHERE start_ns IS NOT NULL AND end_ns IS NOT NULL ORDER BY rank, position
 """
 
+_SPANS_SQL = """
+SELECT rank, position, start_ns, end_ns FROM comms
+WHERE start_ns IS NOT NULL AND end_ns IS NOT NULL ORDER BY rank
+"""
+
 _COMPUTE_SQL = """
 SELECT rank, start_ns, start_ns + duration_ns AS end_ns FROM events
 WHERE category = 'kernel' AND NOT regexp_matches(lower(name), '^(nccl|rccl|mscclpp|hcom_)')
@@ -132,7 +138,7 @@ def total_ns(spans: Iterable[tuple[int, int]]) -> int:
 
 def read_ops(run: Run) -> dict[Place, _Op]:
     """Every communication operation that ran, by rank and position."""
-    return {(op.rank, op.position): op for op in (_Op(**record) for record in run.records(_SQL))}
+    return {(op.rank, op.position): op for op in map(_Op._make, run.rows(_SQL))}
 
 
 def find_waits(
@@ -258,18 +264,17 @@ def with_exposed(run: Run, waits: Sequence[Wait]) -> list[Wait]:
 
     kernels = run.arrow(_COMPUTE_SQL)
     ranks, starts, ends = (kernels[name].to_numpy() for name in ("rank", "start_ns", "end_ns"))
-    ops = read_ops(run)
-    by_rank: dict[int, list[Wait]] = defaultdict(list)
-    for wait in waits:
-        by_rank[wait.rank].append(wait)
+    ops = run.arrow(_SPANS_SQL)
+    of_ranks, positions, begun, over = (ops[name].to_numpy() for name in ("rank", "position", "start_ns", "end_ns"))
     exposed: dict[Place, int] = {}
-    bounds = (np.searchsorted(ranks, list(by_rank), side) for side in ("left", "right"))
-    for mine, first, last in zip(by_rank.values(), *bounds, strict=True):
-        if first == last:
+    for rank in np.unique(of_ranks).tolist():
+        computing = slice(*np.searchsorted(ranks, [rank, rank + 1]))
+        if computing.start == computing.stop:
             continue
-        spans = np.array([ops[wait.rank, wait.position][3:5] for wait in mine], dtype=np.int64)
-        left = spans[:, 1] - spans[:, 0] - Union(starts[first:last], ends[first:last]).within(spans[:, 0], spans[:, 1])
-        exposed.update(zip(((wait.rank, wait.position) for wait in mine), left.tolist(), strict=True))
+        mine = slice(*np.searchsorted(of_ranks, [rank, rank + 1]))
+        computed = Union(starts[computing], ends[computing]).within(begun[mine], over[mine])
+        left = over[mine] - begun[mine] - computed
+        exposed.update(zip(zip(repeat(rank), positions[mine].tolist()), left.tolist(), strict=True))
     return [wait._replace(exposed_ns=exposed.get((wait.rank, wait.position))) for wait in waits]
 
 
