@@ -70,6 +70,8 @@ class Replayer:
         self._pipeline = pipeline
         self._schedule = schedule
         self._together: dict[tuple[Scenario, int], _Together] = {}
+        self._compiled: dict[tuple[Scenario, int], Compiled] = {}
+        self._shared: dict[int, Pipeline] = {}
 
     def replay_many(self, scenarios: Sequence[Scenario]) -> list[StepTimes]:
         """See the function ``replay_many``."""
@@ -82,11 +84,19 @@ class Replayer:
             alike.setdefault(key, []).append(number)
         for same, numbers in alike.items():
             if same not in self._together:
-                pipeline = with_shares(self._pipeline, same[1])
-                self._together[same] = _Together(pipeline, self._schedule, alone[numbers[0]])
+                self._together[same] = self._prepared(alone[numbers[0]], same[1])
             steps = self._together[same].run([alone[number].topology for number in numbers])
             times.update(zip(numbers, steps, strict=True))
         return [times[number] for number in range(len(scenarios))]
+
+    def _prepared(self, scenario: Scenario, shares: int) -> _Together:
+        """Costs over its links, of tasks that are the same however fast those are."""
+        laid = _without_speeds(scenario), shares
+        if shares not in self._shared:
+            self._shared[shares] = with_shares(self._pipeline, shares)
+        together = _Together(self._shared[shares], self._schedule, scenario, self._compiled.get(laid))
+        self._compiled[laid] = together.compiled
+        return together
 
 
 def _shares(scenario: Scenario) -> int:
@@ -111,15 +121,24 @@ def _without_speeds(scenario: Scenario) -> Scenario:
 
 
 class _Together:
-    """Scenarios that differ in speed and latency of links only, one of which is given."""
+    """Scenarios that differ in speed and latency of links only, one of which is given.
 
-    def __init__(self, pipeline: Pipeline, schedule: Schedule, scenario: Scenario) -> None:
+    Args:
+        pipeline: What was measured.
+        schedule: The order.
+        scenario: One of them.
+        compiled: As it was compiled for one whose links are laid the same way; None before the first.
+    """
+
+    def __init__(
+        self, pipeline: Pipeline, schedule: Schedule, scenario: Scenario, compiled: Compiled | None = None
+    ) -> None:
         mode = p2p_of(schedule, pipeline, scenario)
         self._pipelines = scenario.pipelines_on_link
         if self._pipelines > 1:
             pipeline, schedule, topology = side_by_side(pipeline, schedule, scenario.topology, self._pipelines)
             scenario = replace(scenario, topology=topology, pipelines=1, p2p=mode)
-        self._compiled = Compiled(
+        self.compiled = compiled or Compiled(
             schedule,
             mode,
             replace(scenario.topology, free=False),
@@ -128,14 +147,14 @@ class _Together:
             hosts_wait=pipeline.hosts_wait,
         )
         self._costs = TaskCosts(pipeline, scenario, schedule)
-        self._durations = self._costs.durations(self._compiled)
-        self._slowdown = self._costs.slowdown(self._compiled)
+        self._durations = self._costs.durations(self.compiled)
+        self._slowdown = self._costs.slowdown(self.compiled)
 
     def run(self, topologies: Sequence[Topology]) -> list[StepTimes]:
         """Over the links of each topology."""
         import numpy as np
 
-        compiled = self._compiled
+        compiled = self.compiled
         varying = np.array(self._costs.message_classes(compiled), np.int32)
         laid = [topology.beside(self._pipelines) for topology in topologies]
         messages = [self._costs.message_ns(compiled, topology) for topology in laid]
