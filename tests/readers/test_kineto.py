@@ -41,7 +41,7 @@ def _independent(path: Path) -> tuple[Counter[str], int, int]:
     """Counts per category, and the sums of start and duration, by the standard library and Decimal."""
     raw = path.read_bytes()
     text = gzip.decompress(raw) if raw[:2] == b"\x1f\x8b" else raw
-    trace = json.loads(text, parse_float=Decimal, parse_int=Decimal)
+    trace = json.loads(text, parse_float=Decimal)
     spans = [e for e in trace["traceEvents"] if e["ph"] == "X" and e.get("cat") in CATEGORIES]
     base = int(trace.get("baseTimeNanoseconds", 0))
     start = sum(base + int(e["ts"] * 1000) for e in spans)
