@@ -12,7 +12,7 @@ import pytest
 from helpers.recorded import ROOT, SAMPLES, data
 
 from tracetool.cli import cli, run
-from tracetool.reports.answer.text import wrapped
+from tracetool.reports.lines import wrapped
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from helpers.recorded import data, h100, looked_at, rebuilt, run_of, small
@@ -75,7 +75,7 @@ def test_every_kernel_of_every_action_carries_the_label_of_that_action(name: str
     assert [sorted(found.segments) for found in looks] == [[0, 1, 2, 3]] * 2
 
 
-def _kernels_outside_labels(segments: Sequence[Segment], labels: Mapping[int, str]) -> int:
+def _kernels_outside_labels(segments: Sequence[Segment], labels: Mapping[Any, str]) -> int:
     """How many kernels of a rank's step no label is around; those that have one must be of the action that it names.
 
     Args:

@@ -142,7 +142,7 @@ def _fitting(message: str) -> str:
     """A message as wide as the terminal it is read on; grids in it, and what goes to a file, stay as they are."""
     if not sys.stderr.isatty():
         return message
-    from tracetool.reports.answer.text import terminal_width, wrap
+    from tracetool.reports.lines import terminal_width, wrap
 
     width = terminal_width()
     lines = [[line] if line.startswith(" ") else wrap(line, width, "  ") for line in message.splitlines()]

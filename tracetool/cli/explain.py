@@ -71,9 +71,9 @@ def explain(
     from tracetool.cli.output import parse_counts
     from tracetool.errors import ScheduleError
     from tracetool.explanation import explain as why
-    from tracetool.reports.answer.text import terminal_width
     from tracetool.reports.explanation.json import render_json
     from tracetool.reports.explanation.text import render_text
+    from tracetool.reports.lines import terminal_width
     from tracetool.schedules import parse_names
     from tracetool.schedules.names import check_schedules
     from tracetool.units import parse_duration_ns

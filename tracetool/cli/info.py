@@ -33,7 +33,7 @@ def info(paths: tuple[Path, ...], dc: str | None, *, verbose: bool, as_json: boo
     """
     from tracetool.cli.facts import crossing_facts, crossing_lines, next_command, screen_lines, summary_lines
     from tracetool.ingestion.runs import open_run
-    from tracetool.reports.answer.text import wrapped
+    from tracetool.reports.lines import wrapped
     from tracetool.reports.recording.summary import run_summary
     from tracetool.whatif.wording import read_dc_map
 

@@ -97,7 +97,7 @@ def ingest(
     from tracetool.ingestion import IngestOptions, discover
     from tracetool.ingestion.runs import ingest as make_run
     from tracetool.model.notice import SourceCode
-    from tracetool.reports.answer.text import wrapped
+    from tracetool.reports.lines import wrapped
     from tracetool.reports.recording.summary import discovery_info, run_summary
     from tracetool.tables import leave_pandas
 

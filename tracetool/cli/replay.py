@@ -341,8 +341,8 @@ def _show_gantt(result: Answer, taken: int) -> None:
     """Draw the schedules on the terminal, where that scrolls no answer away; rich knows NO_COLOR and dumb terminals."""
     from rich.console import Console
 
-    from tracetool.reports.answer.text import terminal_width
     from tracetool.reports.gantt.terminal import render
+    from tracetool.reports.lines import terminal_width
 
     terminal = Console()
     colour = terminal.color_system is not None and not terminal.no_color

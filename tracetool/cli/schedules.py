@@ -51,7 +51,7 @@ def schedules(
           --extra-forwards 2,2,0,0
     """
     from tracetool.cli.output import parse_counts
-    from tracetool.reports.answer.text import terminal_width
+    from tracetool.reports.lines import terminal_width
     from tracetool.schedules import build_schedule, tuning_of
     from tracetool.schedules.names import named_here, refuse_unheeded, schedule_name
 
@@ -101,7 +101,7 @@ def _shape(name: str, stages: int | None, chunks: int | None, microbatches: int 
 
 def _list(*, verbose: bool, as_json: bool, quiet: bool) -> None:
     """All schedules by a line each; or what each takes, gives and comes from."""
-    from tracetool.reports.answer.text import terminal_width, wrapped
+    from tracetool.reports.lines import terminal_width, wrapped
     from tracetool.reports.recording.catalog import schedule_infos
 
     kinds = schedule_infos()

@@ -196,7 +196,7 @@ def _rendered(frame: pl.DataFrame, form: str) -> bytes:
         tbl_hide_column_data_types=True, tbl_formatting="MARKDOWN",
     ):  # fmt: skip
         text = str(frame.with_columns(cells))
-    from tracetool.reports.answer.text import terminal_width
+    from tracetool.reports.lines import terminal_width
 
     too_wide = form == "table" and sys.stdout.isatty() and max(map(len, text.splitlines())) > terminal_width()
     return ("\n".join(_one_below_another(frame)) if too_wide else text).encode() + b"\n"
@@ -224,7 +224,7 @@ def _writable(frame: pl.DataFrame, *, nested: bool) -> pl.DataFrame:
 
 def _one_below_another(frame: pl.DataFrame) -> list[str]:
     """Rows whose table is wider than the terminal: each value on a line of its own, as psql's expanded display."""
-    from tracetool.reports.answer.text import terminal_width, wrap, wrapped
+    from tracetool.reports.lines import terminal_width, wrap, wrapped
 
     if frame.is_empty():
         return wrapped([f"no rows; columns: {', '.join(frame.columns)}"])
@@ -260,7 +260,7 @@ def _describe(opened: dict[str, Run], form: str, only: str | None = None) -> Non
     if form == "json":
         print_json(catalog)
         return
-    from tracetool.reports.answer.text import terminal_width, wrap, wrapped
+    from tracetool.reports.lines import terminal_width, wrap, wrapped
 
     width = terminal_width()
     calls = {macro["name"].partition("(")[0]: macro for macro in catalog["macros"]}

@@ -32,7 +32,6 @@ from tracetool.units import format_count, format_ranges, format_ranks
 
 KEPT = "reconstruction"
 """What a Run keeps the reconstruction as that is asked for without any wish."""
-
 _AS_KEPT = (None, 0, False, True, False, None, None, None)
 _MOST_OTHER_STEPS = 7
 T = TypeVar("T")
@@ -229,13 +228,12 @@ def record_steps(run: Run, *, pipeline: int = 0, most: int = 32) -> list[Recorde
     """
     account = Account()
     survey = survey_run(run, account)
-    kernels = survey.kernels
-    if not kernels:
+    if not survey.kernels:
         _check_host_only(run, account)
     run = survey.run
     pipelines = _pipelines(survey)
     group = chosen_pipeline(pipelines, pipeline, account)
-    _check_recorded(run, group, pipelines, kernels)
+    _check_recorded(run, group, pipelines, survey.kernels)
     _check_chain(group)
     run = run.of_ranks(group.ranks)
     steps = steps_of(run, group.ranks, account, survey.clocks)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from tracetool.reports.answer.text import aligned, columns_table, columns_with_room, terminal_width
+from tracetool.reports.answer.text import aligned, columns_table, columns_with_room
+from tracetool.reports.lines import terminal_width
 from tracetool.units import format_duration, format_size
 from tracetool.whatif.best import depth_label, error_text
 from tracetool.whatif.memory_limit import is_near_the_limit

@@ -9,17 +9,9 @@ from tracetool.model.schedule import OBSERVED
 from tracetool.reports.advice import offer_rows, sentences, step_text
 from tracetool.reports.advice.tables import gains_table, plans_table, sizes_table
 from tracetool.reports.answer.notes import first_notes
-from tracetool.reports.answer.text import (
-    Note,
-    columns_table,
-    columns_with_room,
-    first_fitting,
-    terminal_width,
-    title,
-    wrap,
-    wrapped,
-)
+from tracetool.reports.answer.text import columns_table, columns_with_room, title
 from tracetool.reports.answer.verdict import gives_no_steps
+from tracetool.reports.lines import Note, first_fitting, terminal_width, wrap, wrapped
 from tracetool.units import format_duration, format_size
 from tracetool.whatif.accuracy import format_error
 from tracetool.whatif.best import (

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from tracetool.model.notice import NoticeCode
-from tracetool.reports.answer.text import Note, lines_left, wrapped
+from tracetool.reports.lines import Note, lines_left, wrapped
 from tracetool.units import format_count
 
 if TYPE_CHECKING:

@@ -2,29 +2,25 @@
 
 from __future__ import annotations
 
-import re
-import shutil
-import textwrap
 from typing import TYPE_CHECKING
 
 from tracetool.model.schedule import OBSERVED
 from tracetool.reports import Report, RunFacts
 from tracetool.reports.answer import COLUMNS, NEEDS, result_cells
-from tracetool.units import BANDWIDTH_BYTES_PER_S, SIZE_BYTES, format_duration, format_size
+from tracetool.reports.lines import WIDTH, Note, table_width, terminal_width, wrapped
+from tracetool.units import format_duration, format_size
 from tracetool.whatif.best import recorded_test, rows_of
 from tracetool.whatif.job import times_lines
 from tracetool.whatif.wording import sharing_lines
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     from tracetool.model.timeline import Metrics
     from tracetool.whatif.memory_limit import Shortage
     from tracetool.whatif.results import Answer, Result
     from tracetool.whatif.variation import Spread
 
-_WIDTH = 80
-_LEAST_WIDTH = 40
 _MOST_LISTED = 8
 _LEAST_NAME = 12
 
@@ -32,7 +28,7 @@ _LEAST_NAME = 12
 def render(answer: Answer, facts: RunFacts, suffix: str = "") -> bytes:
     """The report as text: of 80 columns in a file, else as wide as the terminal."""
     warnings = [f"warning: {text}" for text in answer.warnings]
-    width = _WIDTH if suffix else terminal_width()
+    width = WIDTH if suffix else terminal_width()
     lines = [*warnings, *([""] if warnings else []), *title(answer, facts), ""]
     lines += [*results_table(answer, width), "", *_details(answer)]
     lines += map(Note, answer.notes)
@@ -296,108 +292,3 @@ def _compared(reduction: float) -> str:
     if round(reduction, 3) == 0:
         return "as much as"
     return f"{abs(reduction):.1%} {'less' if reduction > 0 else 'more'} than"
-
-
-def terminal_width() -> int:
-    """Columns of the terminal; 80 where there is none."""
-    return max(_LEAST_WIDTH, shutil.get_terminal_size((_WIDTH, 24)).columns)
-
-
-def table_width() -> int:
-    """Columns of the terminal, of wide ones no more than texts have."""
-    return min(_WIDTH, terminal_width())
-
-
-SCREEN_LINES = 24
-_LONGEST_NEXT = 160
-"""What to run next is not broken; commands that are longer than so many columns scroll."""
-
-
-def lines_left(lines: Sequence[str], width: int | None = None, after: str | None = None) -> int:
-    """How many lines fit on a screen below some, with what to run next below them.
-
-    Args:
-        lines: As they are broken.
-        width: Columns; by default the terminal's.
-        after: What to run next, where that is known.
-    """
-    longest = _LONGEST_NEXT if after is None else len(f"Next: {after}")
-    return SCREEN_LINES - len(lines) - 1 - -(-longest // (width or terminal_width()))
-
-
-def first_fitting(screens: Iterable[list[str]], width: int | None = None, after: str | None = None) -> list[str]:
-    """The first of answers that say less and less which leaves room for a line of notes; else the last.
-
-    Args:
-        screens: The answers as lines.
-        width: As ``lines_left`` takes it.
-        after: Likewise.
-    """
-    lines: list[str] = []
-    for lines in screens:
-        if lines_left(lines, width, after) >= 1:
-            break
-    return lines
-
-
-class Note(str):
-    """A line that is broken under what it says, behind its label."""
-
-    __slots__ = ()
-
-    def __new__(cls, text: object) -> Note:
-        """The line of a notice."""
-        return super().__new__(cls, f"note: {text}")
-
-
-def wrapped(lines: Sequence[str], width: int | None = None) -> list[str]:
-    """Lines broken to a width, by default the terminal's; what follows is indented under where they began.
-
-    A word that is longer (a path) is broken behind a slash.
-    """
-    width = width or terminal_width()
-    broken: list[str] = []
-    for line in lines:
-        indent = " " * (len(line) - len(line.lstrip()) + (6 if isinstance(line, Note) else 2))
-        broken += wrap(line, width, indent)
-    return broken
-
-
-SCREEN_LINES = 21
-"""Of 24: the command to run next stands under an answer, behind a blank line."""
-
-
-def on_one_screen(head: Sequence[str], after: Sequence[str]) -> list[str]:
-    """What stands ahead, and as much of what comes after it as a screen has room for, with how much it has not.
-
-    Args:
-        head: Lines as they are shown.
-        after: Lines to be broken, in the order of how much they weigh.
-    """
-    shown, left = list(head), list(after)
-    while left:
-        broken = wrapped(left[:1])
-        if len(shown) + len(broken) + (len(left) > 1) > SCREEN_LINES:
-            return [*shown, f"  {len(left)} more: -v"]
-        shown += broken
-        left.pop(0)
-    return shown
-
-
-_UNITS = ("ns", "us", "ms", "s", "%", "EUR", *SIZE_BYTES, *BANDWIDTH_BYTES_PER_S)
-_QUANTITY = re.compile(rf"(?<=\d) (?=(?:{'|'.join(sorted(map(re.escape, _UNITS), key=len, reverse=True))})(?!\w))")
-"""The space within a quantity, where no line is broken."""
-
-
-def wrap(line: str, width: int, indent: str) -> list[str]:
-    """One line broken to a width, with an indent before what follows."""
-    wrapped_lines = []
-    whole = _QUANTITY.sub("\N{NO-BREAK SPACE}", line)
-    for part in textwrap.wrap(whole, width, subsequent_indent=indent, break_on_hyphens=False, break_long_words=False):
-        rest = part.replace("\N{NO-BREAK SPACE}", " ")
-        while len(rest) > width:
-            at = rest.rfind("/", len(indent) + 1, width) + 1 or width
-            wrapped_lines.append(rest[:at])
-            rest = indent + rest[at:]
-        wrapped_lines.append(rest)
-    return wrapped_lines or [""]

@@ -10,15 +10,8 @@ from tracetool.errors import Option
 from tracetool.model.notice import NoticeCode
 from tracetool.model.schedule import OBSERVED
 from tracetool.reports.answer.notes import MOST_NOTES, first_notes
-from tracetool.reports.answer.text import (
-    compared_results,
-    is_baseline,
-    lines_left,
-    result_name,
-    results_table,
-    terminal_width,
-    wrapped,
-)
+from tracetool.reports.answer.text import compared_results, is_baseline, result_name, results_table
+from tracetool.reports.lines import lines_left, terminal_width, wrapped
 from tracetool.units import format_count, format_duration, format_size
 from tracetool.whatif.accuracy import format_error
 from tracetool.whatif.best import UNPROVEN_MARK, UNPROVEN_TEXT, is_as_good, nothing_fits, unchecked

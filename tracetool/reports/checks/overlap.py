@@ -6,9 +6,10 @@ from collections import Counter
 from typing import TYPE_CHECKING
 
 from tracetool.overlap.prediction import FEW_RECORDINGS, FEW_RECORDINGS_NEW_KERNELS, HOST_BOUND
-from tracetool.reports.answer.text import Note, fitted_table, lines_left, wrapped
+from tracetool.reports.answer.text import fitted_table
 from tracetool.reports.checks.overlap_json import left_texts, untried
 from tracetool.reports.checks.validation import InputInfo  # noqa: TC001 - msgspec reads it
+from tracetool.reports.lines import Note, lines_left, wrapped
 from tracetool.units import format_bandwidth, format_bits, format_count, format_duration
 
 if TYPE_CHECKING:

@@ -9,7 +9,8 @@ import msgspec
 
 from tracetool.errors import Option
 from tracetool.reports import as_json
-from tracetool.reports.answer.text import Note, lines_left, table, wrapped
+from tracetool.reports.answer.text import table
+from tracetool.reports.lines import Note, lines_left, wrapped
 from tracetool.tables.fields import Head, SchemaId, as_struct, doc
 from tracetool.units import format_count, format_duration
 

@@ -8,7 +8,8 @@ import msgspec
 
 from tracetool.errors import Option
 from tracetool.reports import as_json
-from tracetool.reports.answer.text import table, wrapped
+from tracetool.reports.answer.text import table
+from tracetool.reports.lines import wrapped
 from tracetool.reports.picture import GREY, RED, SERIES, PictureFormat, save
 from tracetool.tables.fields import SchemaId, Versioned, WithFigures, as_struct, doc, fields_of
 from tracetool.tables.metrics import METRICS

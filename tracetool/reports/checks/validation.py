@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import msgspec
 
 from tracetool.reports import as_json
-from tracetool.reports.answer.text import Note, lines_left, table, terminal_width, wrapped
+from tracetool.reports.answer.text import table
+from tracetool.reports.lines import Note, lines_left, terminal_width, wrapped
 from tracetool.tables.fields import Head, SchemaId, as_struct, doc
 from tracetool.units import format_count, format_duration
 from tracetool.validation.notes import listed

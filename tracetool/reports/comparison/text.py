@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 from tracetool.comparison.limits import format_value
 from tracetool.comparison.summary import chosen_lines, percent, signed, summary
 from tracetool.errors import Option
-from tracetool.reports.answer.text import Note, table, terminal_width, wrap, wrapped
+from tracetool.reports.answer.text import table
+from tracetool.reports.lines import Note, terminal_width, wrap, wrapped
 from tracetool.units import format_count, format_ranges
 
 if TYPE_CHECKING:

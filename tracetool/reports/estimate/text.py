@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from tracetool.model.pipeline import NO_OVERLAP
-from tracetool.reports.answer.text import SCREEN_LINES, Note, table, wrapped
+from tracetool.reports.answer.text import table
+from tracetool.reports.lines import Note, lines_left, wrapped
 from tracetool.units import format_count, format_duration, format_size
 
 if TYPE_CHECKING:
@@ -61,7 +62,7 @@ def render_estimate(estimated: Estimated, facts: EstimateFacts, *, verbose: bool
     if verbose:
         after.append(Note("HBM by pipeline rank: " + ", ".join(map(format_size, done.peak_hbm_bytes))))
     head, below, cells = wrapped(lines), wrapped(after), measured_cells(estimated)
-    room = max(_LEAST_ROWS, SCREEN_LINES - len([*head, *below]) - _AROUND_ROWS)
+    room = max(_LEAST_ROWS, lines_left([*head, *below]) - _AROUND_ROWS)
     shown = cells if verbose or len(cells) <= room else cells[: room - 1]
     rows = table([MEASURED_HEAD, *shown]) if cells else []
     rows += [f"  {format_count(len(cells) - len(shown), 'run')} more: -v"] if len(shown) < len(cells) else []

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING
 from tracetool.causes.cause import LATE, Cause
 from tracetool.errors import Option
 from tracetool.reports.answer.notes import first_notes
-from tracetool.reports.answer.text import Note, aligned, lines_left, wrap, wrapped
+from tracetool.reports.answer.text import aligned
 from tracetool.reports.explanation import PathWords
+from tracetool.reports.lines import Note, lines_left, wrap, wrapped
 from tracetool.units import format_duration, format_ranges
 from tracetool.whatif.job import setting_text
 from tracetool.whatif.wording import links_text, sharing_lines

@@ -14,7 +14,8 @@ import msgspec
 from tracetool.explore.answer import speedup
 from tracetool.reports import as_json
 from tracetool.reports.answer.notes import weightiest
-from tracetool.reports.answer.text import Note, on_one_screen, table, wrapped
+from tracetool.reports.answer.text import table
+from tracetool.reports.lines import Note, on_one_screen, wrapped
 from tracetool.tables.fields import Head, SchemaId, WithFigures, as_struct, doc, fields_of
 from tracetool.tables.results import POINTS
 from tracetool.units import format_bits, format_count, format_duration, format_size, parse_bandwidth_bytes_per_s

@@ -8,8 +8,9 @@ from tracetool.explore.answer import speedup
 from tracetool.explore.crossing import tier_bytes
 from tracetool.explore.launch import launches
 from tracetool.model.pipeline import NO_OVERLAP
-from tracetool.reports.answer.text import Note, on_one_screen, table, wrapped
+from tracetool.reports.answer.text import table
 from tracetool.reports.estimate.text import overlap_text
+from tracetool.reports.lines import Note, on_one_screen, wrapped
 from tracetool.units import format_count, format_duration, format_size
 from tracetool.whatif.accuracy import format_error
 

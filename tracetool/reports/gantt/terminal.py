@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING, NamedTuple
 from tracetool.causes.cause import ON_LINKS
 from tracetool.model.action import ActionKind
 from tracetool.model.timeline import measure
-from tracetool.reports.answer.text import is_baseline, short_name, wrapped
+from tracetool.reports.answer.text import is_baseline, short_name
 from tracetool.reports.gantt.picture import drawn_result
+from tracetool.reports.lines import wrapped
 from tracetool.units import DURATION_NS, format_duration
 
 if TYPE_CHECKING:

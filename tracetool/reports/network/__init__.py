@@ -8,7 +8,8 @@ import msgspec
 
 from tracetool.network.fabric import most_devices
 from tracetool.reports import as_json
-from tracetool.reports.answer.text import table, wrapped
+from tracetool.reports.answer.text import table
+from tracetool.reports.lines import wrapped
 from tracetool.tables.fields import Head, SchemaId, as_struct, doc
 from tracetool.units import format_bits, format_duration, format_size
 from tracetool.version import __version__

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from tracetool.reports.answer.text import aligned, wrapped
+from tracetool.reports.answer.text import aligned
+from tracetool.reports.lines import wrapped
 from tracetool.studies.geopipe import BUBBLE_REDUCTION, FACTS, ITERATION_REDUCTION, NOT_PUBLISHED, SOURCES, STAGES
 from tracetool.studies.geopipe.findings import DEFINITIONS, joint, least_idle_ratio
 from tracetool.studies.geopipe.optimum import GAIN_PER_DOUBLING

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 
 from tracetool.errors import Option
 from tracetool.reports.answer.notes import first_notes
-from tracetool.reports.answer.text import Cells, Note, first_fitting, fitted_table, table_width, wrapped
+from tracetool.reports.answer.text import Cells, fitted_table
+from tracetool.reports.lines import Note, first_fitting, table_width, wrapped
 from tracetool.reports.sweep import best_sentences, trouble_counted, trouble_lines
 from tracetool.reports.sweep.axes import (
     AXES,
