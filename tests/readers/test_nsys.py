@@ -17,8 +17,9 @@ from helpers.recorded import data, run_of
 from tracetool.errors import IngestError, TraceToolError
 from tracetool.ingestion import IngestOptions, discover, ingest
 from tracetool.readers.nsys.capture import about, capture_of
+from tracetool.readers.nsys.forms import opened
 from tracetool.readers.nsys.nvtx import Payloads
-from tracetool.readers.nsys.stored import opened, process_of
+from tracetool.readers.nsys.stored import process_of
 
 if TYPE_CHECKING:
     from pathlib import Path

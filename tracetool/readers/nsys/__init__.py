@@ -26,7 +26,8 @@ from tracetool.readers.nsys.capture import (
 )
 from tracetool.readers.nsys.comms import comm_records
 from tracetool.readers.nsys.events import ProcessEvents
-from tracetool.readers.nsys.stored import is_events_form, is_lines, opened
+from tracetool.readers.nsys.forms import opened
+from tracetool.readers.nsys.stored import is_events_form, is_lines
 from tracetool.units import format_count
 
 if TYPE_CHECKING:

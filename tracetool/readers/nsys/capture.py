@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from tracetool.readers import ABSOLUTE_NS, Source
 from tracetool.readers.cann.db import known, whole
+from tracetool.readers.nsys.forms import opened
 from tracetool.readers.nsys.nvtx import NO_DOMAINS, EventType, Payload, Payloads, ProcessDomains
-from tracetool.readers.nsys.stored import TEXTS, Texts, opened, process_of
+from tracetool.readers.nsys.stored import TEXTS, Texts, process_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -31,7 +31,7 @@ from tracetool.readers.nsys.correlations import MOST_COMMUNICATIONS, NO_CORRELAT
 from tracetool.readers.nsys.nvtx import EventType, Named
 from tracetool.readers.nsys.ranges import NAMELESS, OF_RANGES, ProgramRanges, threads_of
 from tracetool.readers.nsys.spans import OpenOps, in_order, side_by_side
-from tracetool.readers.nsys.stored import Process, Texts
+from tracetool.readers.nsys.stored import ProcessRows, Texts
 from tracetool.tables.run import TABLES
 
 if TYPE_CHECKING:
@@ -83,7 +83,7 @@ class ProcessEvents:
 
     def __init__(self, stored: Stored, own: ProcessSource, rank: int, base_ns: int, report: SourceReport) -> None:
         self.kernels: list[CommKernel] = []
-        self._stored, self._process, self._rank, self._base_ns = stored, Process(own.pid), rank, base_ns
+        self._stored, self._process, self._rank, self._base_ns = stored, ProcessRows(own.pid), rank, base_ns
         self._report = report
         self._texts = Texts(stored)
         self.ranges = ProgramRanges(stored, self._texts, own.domains, report)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import contextmanager
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
@@ -12,8 +13,9 @@ import pyarrow.compute as pc
 from tracetool.errors import MalformedTrace
 from tracetool.model.notice import SourceCode
 from tracetool.readers import FilePlace
+from tracetool.readers.cann.db import connected, is_database
 from tracetool.readers.nsys.columns import column_as, column_of, table_of
-from tracetool.readers.nsys.stored import AGAIN, BLOCK_ROWS, LINE_BYTES, chosen_rows
+from tracetool.readers.nsys.stored import AGAIN, BLOCK_ROWS, LINE_BYTES, SqliteTables, chosen_rows, is_lines
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -21,7 +23,27 @@ if TYPE_CHECKING:
 
     from tracetool.readers import SourceReport
     from tracetool.readers.nsys.columns import Kind
-    from tracetool.readers.nsys.stored import Cells, Process
+    from tracetool.readers.nsys.stored import Cells, ProcessRows, Stored
+
+_SUFFIXES = (".arrow", ".parquet")
+
+
+@contextmanager
+def opened(path: Path) -> Iterator[Stored]:
+    """The tables at a path, for reading only.
+
+    Raises:
+        MalformedTrace: If they cannot be read at all.
+    """
+    if path.is_dir():
+        yield ColumnTables(path, {f.stem: f for f in sorted(path.iterdir()) if f.suffix in _SUFFIXES})
+    elif is_database(path):
+        with connected(path) as connection:
+            yield SqliteTables(path, connection)
+    elif is_lines(path):
+        yield LineTables(path)
+    else:
+        yield ColumnTables(path, {})
 
 
 class _FileTables:
@@ -42,7 +64,7 @@ class _FileTables:
         """See :class:`Stored`."""
         yield from chosen_rows(self.rows(table, *columns, where[0]), where[1])
 
-    def blocks(self, table: str, kinds: Mapping[str, Kind], where: tuple[str, Process]) -> Iterator[pa.Table]:
+    def blocks(self, table: str, kinds: Mapping[str, Kind], where: tuple[str, ProcessRows]) -> Iterator[pa.Table]:
         """See :class:`Stored`."""
         rows = self.select(table, list(kinds), where)
         while block := list(islice(rows, BLOCK_ROWS)):
@@ -137,7 +159,7 @@ class ColumnTables(_FileTables):
         except _damage() as error:
             self._gaps[table] = _first_line(error)
 
-    def blocks(self, table: str, kinds: Mapping[str, Kind], where: tuple[str, Process]) -> Iterator[pa.Table]:
+    def blocks(self, table: str, kinds: Mapping[str, Kind], where: tuple[str, ProcessRows]) -> Iterator[pa.Table]:
         """See :class:`Stored`."""
         owner, wanted = where
         if owner not in self.tables.get(table, ()):

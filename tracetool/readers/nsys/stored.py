@@ -6,11 +6,10 @@ Tables without rows are absent, and columns come and go with versions: whatever 
 from __future__ import annotations
 
 import sqlite3
-from contextlib import contextmanager
 from itertools import islice
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
-from tracetool.readers.cann.db import FIRST_ROWID, Database, connected, is_database, whole
+from tracetool.readers.cann.db import FIRST_ROWID, Database, whole
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -29,11 +28,10 @@ _MOST_TEXTS = 1 << 16
 NAME_CHARACTERS = 4096
 BLOCK_ROWS = 1 << 14
 LINE_BYTES = 16 << 20
-_SUFFIXES = (".arrow", ".parquet")
 AGAIN = "export the report again: nsys export -t sqlite --include-blobs=true --include-json=true REPORT.nsys-rep"
 
 
-class Process(NamedTuple):
+class ProcessRows(NamedTuple):
     """Rows of one process are wanted."""
 
     pid: int
@@ -62,7 +60,7 @@ class Stored(Protocol):
     def select(self, table: str, columns: Sequence[str], where: tuple[str, Any]) -> Iterator[Cells]:
         """The same of the rows in which a column has one of some numbers, begins with a text, or is of a process."""
 
-    def blocks(self, table: str, kinds: Mapping[str, Kind], where: tuple[str, Process]) -> Iterator[pa.Table]:
+    def blocks(self, table: str, kinds: Mapping[str, Kind], where: tuple[str, ProcessRows]) -> Iterator[pa.Table]:
         """The same by columns, in blocks: numbers as int64, texts and bytes as binary, anything else as null."""
 
     def combinations(self, table: str, *columns: str) -> set[Cells]:
@@ -83,26 +81,6 @@ class Stored(Protocol):
 
     def record_gaps(self, report: SourceReport) -> None:
         """Count what could not be read."""
-
-
-@contextmanager
-def opened(path: Path) -> Iterator[Stored]:
-    """The tables at a path, for reading only.
-
-    Raises:
-        MalformedTrace: If they cannot be read at all.
-    """
-    from tracetool.readers.nsys.forms import ColumnTables, LineTables
-
-    if path.is_dir():
-        yield ColumnTables(path, {f.stem: f for f in sorted(path.iterdir()) if f.suffix in _SUFFIXES})
-    elif is_database(path):
-        with connected(path) as connection:
-            yield SqliteTables(path, connection)
-    elif is_lines(path):
-        yield LineTables(path)
-    else:
-        yield ColumnTables(path, {})
 
 
 def is_lines(path: Path) -> bool:
@@ -175,7 +153,7 @@ class SqliteTables(Database):
         for block in self._matching(table, columns, [self._cell(table, name) for name in columns], where):
             yield from (row[:-1] for row in block)
 
-    def blocks(self, table: str, kinds: Mapping[str, Kind], where: tuple[str, Process]) -> Iterator[pa.Table]:
+    def blocks(self, table: str, kinds: Mapping[str, Kind], where: tuple[str, ProcessRows]) -> Iterator[pa.Table]:
         """See :class:`Stored`."""
         from tracetool.readers.nsys.columns import column_of, table_of
 
@@ -204,7 +182,7 @@ class SqliteTables(Database):
         if not self.has(table, column):
             return
         values: list[Any]
-        if isinstance(wanted, Process):
+        if isinstance(wanted, ProcessRows):
             condition, values = f'("{column}" >> 24) & {0xFFFFFF} = ?', [wanted.pid]
         elif isinstance(wanted, str):
             condition, values = f'substr("{column}", 1, {len(wanted)}) = ?', [wanted]
@@ -242,7 +220,7 @@ def numbers_of(wanted: Any) -> set[Any]:
 
 def chosen_rows(rows: Iterable[Cells], wanted: Any) -> Iterator[Cells]:
     """Rows whose last cell is wanted, without that cell."""
-    if isinstance(wanted, Process):
+    if isinstance(wanted, ProcessRows):
         yield from (row[:-1] for row in rows if process_of(row[-1]) == wanted.pid)
     elif isinstance(wanted, str):
         yield from (row[:-1] for row in rows if isinstance(row[-1], str) and row[-1].startswith(wanted))
