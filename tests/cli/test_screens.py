@@ -23,6 +23,8 @@ H200 = ROOT / "tests" / "data" / "h200-overlap"
 LAYERS = [str(H200 / "traces" / "nvlink" / f"8192_4096_2752_{side}_coll") for side in ("ag", "rs")]
 OVER = ["--dc", "0-1,2-3", "--link", "dc0-dc1=25Gbit/s,10ms"]
 FEW = ["--schedule", "1f1b,geopipe,zb-h1"]
+SHAPES = [str(ROOT / "schemas" / "models" / "korthikanti.toml"), "--fit", "22B selective", "--network"]
+NETWORKS = ROOT / "schemas" / "networks"
 COMMANDS = {
     "replay": ["replay", SAMPLE, *FEW, *OVER, "--hbm", "14GiB"],
     "replay of ascend": ["replay", ASCEND, *FEW],
@@ -37,6 +39,7 @@ COMMANDS = {
     "schedules": ["schedules"],
     "overlap": ["overlap", *LAYERS],
     "overlap over links": ["overlap", *LAYERS, "--bandwidth", "10GB/s,25GB/s,50GB/s,100GB/s,200GB/s,400GB/s"],
+    "estimate": ["estimate", *SHAPES, str(NETWORKS / "a100.toml")],
     "overlap measured": ["overlap", *LAYERS, "--measured", str(H200 / "measured.json")],
 }
 

@@ -163,7 +163,7 @@ def test_the_answer_fits_a_screen_and_its_next_command_gives_its_step(
         (["--mbs", "1"], "belong together"),
         (["--fix", "schedule=1f1b", "--try", "chunks=1,2"], "none of 1f1b has 2 stages per rank"),
         (["--mbs", "1", "--seq", "2048", "--try", "microbatch=3"], "do not divide the sequences"),
-        (["-o", "x.html"], "not written to .html"),
+        (["-o", "x.txt"], "not written to .txt"),
     ],
 )
 def test_what_a_recording_does_not_tell_is_refused(

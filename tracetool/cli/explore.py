@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from tracetool.explore.recorded import RecordedExploration
     from tracetool.explore.recorded_space import RecordedSpace
     from tracetool.explore.space import AxisName, Space
+    from tracetool.network.file import NetworkChoice
     from tracetool.reports.exploration.json import ExplorationFacts
 
 _FILE = click.Path(path_type=Path, dir_okay=False)
@@ -47,6 +48,14 @@ _FILE = click.Path(path_type=Path, dir_okay=False)
 @click.command()
 @click.argument("paths", nargs=-1, required=True, type=PATH_OR_URL, metavar="MODEL.toml|RUN_OR_TRACES...")
 @NETWORK
+@click.option(
+    "--or",
+    "fleets",
+    multiple=True,
+    type=_FILE,
+    metavar="FLEET.toml",
+    help="Also on this fleet: what it takes and costs there. Repeatable.",
+)
 @click.option(
     "--fit", multiple=True, metavar="NAME", help="A measured run of the file to fit the efficiency on. Repeatable."
 )
@@ -93,6 +102,7 @@ _FILE = click.Path(path_type=Path, dir_okay=False)
 def explore(
     paths: tuple[Path, ...],
     network: Path | None,
+    fleets: tuple[Path, ...],
     fit: tuple[str, ...],
     fix: tuple[str, ...],
     tried: tuple[str, ...],
@@ -138,6 +148,7 @@ def explore(
     from tracetool.explore.file import read_plan
     from tracetool.explore.progress import SearchWork
     from tracetool.explore.recorded import explore_recording
+    from tracetool.network.file import read_network
     from tracetool.reports.exploration.json import ExplorationFacts, render_json
     from tracetool.reports.exploration.text import render_text
     from tracetool.reports.picture import PICTURE_SUFFIXES
@@ -157,18 +168,19 @@ def explore(
     model, *others = paths
     if model.suffix.lower() != ".toml" or others:
         _refuse(_OF_SHAPES, "jobs from shapes", "name a model's file, or leave it out")
-        recorded = _recorded_space(paths, network, (fix, tried, leave), hbm, overlap, (mbs, seq), output, quiet=quiet)
+        recorded = _recorded_space(paths, network, (fix, tried, leave), hbm, overlap, (mbs, seq), quiet=quiet)
         with ProgressBar(quiet=quiet, doing="replaying", of="ways") as progress:
             explored = explore_recording(recorded, jobs=jobs, executor=executor, ends=ends, progress=progress)
         _show_recorded(explored, output, force=force, verbose=verbose, as_json=as_json, quiet=quiet)
         return
     _refuse(_OF_RECORDINGS, "recordings", "name a Run or traces, or leave it out")
     space, error_ratio = _space(model, network, fit, (fix, _with_ways(tried, overlap), leave), hbm)
+    elsewhere = [_elsewhere(space, read_network(path)) for path in fleets]
     compared = {path.stem: read_plan(path, space.base) for path in baselines}
     failing = [parse_failure(text, space.workload) for text in failures]
     with ProgressBar(quiet=quiet, doing="searching", of="plans") as progress:
         work = SearchWork(jobs, executor, ends, state, progress, lambda ns: progress.say(f"best {format_duration(ns)}"))
-        done = run(space, compared=compared, error_ratio=error_ratio, work=work)
+        done = run(space, compared=compared, others=elsewhere, error_ratio=error_ratio, work=work)
     weighed = weigh_failures(space, done.results, failing, ends=ends) if failing else None
     facts = ExplorationFacts(__version__, command_line())
     for path in output:
@@ -181,7 +193,7 @@ def explore(
     next_step(_next(done), quiet=quiet)
 
 
-_OF_SHAPES = ("fit", "baselines", "failures", "state")
+_OF_SHAPES = ("fit", "fleets", "baselines", "failures", "state")
 _OF_RECORDINGS = ("mbs", "seq")
 """Options that are about jobs of one kind alone."""
 
@@ -206,7 +218,6 @@ def _recorded_space(
     hbm: str | None,
     overlap: str | None,
     batch: tuple[int | None, int | None],
-    output: tuple[Path, ...],
     *,
     quiet: bool,
 ) -> RecordedSpace:
@@ -218,13 +229,8 @@ def _recorded_space(
     from tracetool.overlap.actions import layer_overlaps
     from tracetool.reconstruction import reconstruct
     from tracetool.units import parse_size_bytes
+    from tracetool.whatif.on_network import job_traffic
 
-    for path in output:
-        if path.suffix.lower() != ".json":
-            raise ScenarioError(
-                f"what is explored of a recording is not written to {path.suffix or 'files without suffix'}: {path}.",
-                hint="use .json; tracetool replay draws a plan",
-            )
     sequences, length = batch
     if (sequences is None) != (length is None):
         raise ScenarioError("--mbs and --seq belong together.", hint="add both, as in --mbs 1 --seq 2048")
@@ -240,19 +246,28 @@ def _recorded_space(
     overlaps = tuple(each for each in overlaps if not asked or each.way in asked)
     recording = replace(recording, notes=(*recording.notes, *notes))
     sizes = None if sequences is None or length is None else MicrobatchSize(sequences, length)
-    return RecordedSpace(recording, choice, given, left, hbm_bytes=limit, overlaps=overlaps, sizes=sizes)
+    traffic = job_traffic(run, recording).traffic
+    return RecordedSpace(recording, choice, given, left, limit, overlaps, sizes, traffic)
 
 
 def _show_recorded(
     done: RecordedExploration, output: tuple[Path, ...], *, force: bool, verbose: bool, as_json: bool, quiet: bool
 ) -> None:
     from tracetool.reports import CallFacts
+    from tracetool.reports.exploration.page import render_recorded_page
+    from tracetool.reports.exploration.picture import overview_picture
     from tracetool.reports.exploration.recorded import render_recorded_json, render_recorded_text
+    from tracetool.reports.picture import PICTURE_SUFFIXES
     from tracetool.version import __version__
 
     facts = CallFacts(__version__, command_line())
     for path in output:
-        write_file(path, render_recorded_json(done, facts), force=force)
+        suffix = path.suffix.lower()
+        if suffix in PICTURE_SUFFIXES:
+            form = overview_picture(done, PICTURE_SUFFIXES[suffix])
+        else:
+            form = render_recorded_page(done, facts) if suffix == ".html" else render_recorded_json(done, facts)
+        write_file(path, form, force=force)
         say_written(path)
     if as_json:
         print_result(render_recorded_json(done, facts).decode())
@@ -279,6 +294,14 @@ def _replay_of(done: RecordedExploration) -> str:
     words += [] if best.point.overlap == NO_OVERLAP else ["--overlap", best.point.overlap]
     words += [] if way.sharing == "temporal" else ["--link-sharing", way.sharing]
     return following("replay", *words, "-o", free_name("gantt.png"), without={"overlap"})
+
+
+def _elsewhere(space: Space, choice: NetworkChoice) -> Space:
+    """The same job on another fleet."""
+    from tracetool.explore.checks import checked_space
+
+    base = replace(space.base, placement=choice.placement, collectives=choice.algorithms.get("dp", "auto"))
+    return checked_space(replace(space, workload=replace(space.workload, choice=choice), base=base))
 
 
 def _with_ways(tried: tuple[str, ...], overlap: str | None) -> tuple[str, ...]:

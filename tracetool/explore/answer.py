@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from tracetool.errors import TraceToolError
 from tracetool.explore.crossing import tier_bytes
+from tracetool.explore.fleets import FleetPlan, elsewhere, price_front
 from tracetool.explore.judge import Judge
 from tracetool.explore.progress import SearchWork
 from tracetool.explore.search import EXHAUSTIVE, RIVAL_RATIO, PlanSearch
@@ -16,6 +17,7 @@ from tracetool.schedules import REFERENCE
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
+    from tracetool.explore.fleets import PricedPlan
     from tracetool.explore.judge import Judged
     from tracetool.explore.plan import JobPlan, Workload
     from tracetool.explore.search import SearchResults
@@ -105,6 +107,9 @@ class Exploration:
         unproven: The best of schedules that were never compared with a recorded step.
         front: The fastest plan, and the fastest ones within less and less memory.
         crossing_front: The fastest plan, and the fastest ones that move less and less over the outermost tier.
+        price_front: Of the plans replayed on all fleets, those than which none is as fast and as cheap a step; the
+            fastest first. Empty where fleets have no price.
+        others: The best plans on other fleets.
         turned: Figures that would change the answer.
         error_ratio: How far off a step may be; None if nothing tells.
         cut: Of what stands beside the search, what ended when the time was up.
@@ -121,6 +126,8 @@ class Exploration:
     deciding: tuple[Deciding, ...]
     front: tuple[Judged, ...]
     crossing_front: tuple[Judged, ...]
+    price_front: tuple[PricedPlan, ...]
+    others: tuple[FleetPlan, ...]
     turned: tuple[Turned, ...]
     error_ratio: float | None = None
     cut: tuple[str, ...] = ()
@@ -163,6 +170,7 @@ def explore(
     space: Space,
     *,
     compared: Mapping[str, JobPlan] | None = None,
+    others: Sequence[Space] = (),
     error_ratio: float | None = None,
     work: SearchWork | None = None,
 ) -> Exploration:
@@ -171,6 +179,7 @@ def explore(
     Args:
         space: The space.
         compared: Plans to compare with, by name.
+        others: The same job on other fleets.
         error_ratio: How far off a step may be, if that is known.
         work: How it is worked on; when two thirds of its time are up, the best plan so far is the answer, and when all
             of it is, what stands beside it is cut.
@@ -188,7 +197,11 @@ def explore(
     (base,) = judge.judge([space.base])
     best, cut = results.best, list[str]()
     rivals = () if best is None else tuple(_rivals(results, best, margin))
-    others = replace(space, given={**space.given, "schedule": schedules(compared=False)})
+    unlike = replace(space, given={**space.given, "schedule": schedules(compared=False)})
+    front = () if best is None else tuple(_front(whole, best, cut))
+    crossing_front = () if best is None else tuple(_crossing_front(space.workload, whole, best, cut))
+    there = tuple(elsewhere(others, beside, cut))
+    here = FleetPlan(space.workload, replace(results, judged=(*results.judged, *front, *crossing_front)))
     return Exploration(
         space=space,
         results=results,
@@ -196,11 +209,13 @@ def explore(
         alone=tuple(_alternative(name, space.only(*axes), judge, beside) for name, axes in CHOICES.items()),
         one_by_one=_one_by_one(space, base, judge, beside),
         baselines=tuple(_baselines(space, judge, compared or {}, beside)),
-        unproven=_alternative("unproven schedules", others, judge, beside),
+        unproven=_alternative("unproven schedules", unlike, judge, beside),
         rivals=rivals,
         deciding=() if best is None else tuple(_deciding(space.workload, best, rivals[:_NEAREST], beside, cut)),
-        front=() if best is None else tuple(_front(whole, best, cut)),
-        crossing_front=() if best is None else tuple(_crossing_front(space.workload, whole, best, cut)),
+        front=front,
+        crossing_front=crossing_front,
+        price_front=tuple(price_front([here, *there])),
+        others=there,
         turned=() if best is None else tuple(_turned(space.workload, results, beside, cut)),
         error_ratio=error_ratio,
         cut=tuple(cut),

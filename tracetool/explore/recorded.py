@@ -9,26 +9,32 @@ from __future__ import annotations
 import time
 from collections import Counter
 from dataclasses import dataclass, replace
+from math import inf
 from typing import TYPE_CHECKING
 
+from tracetool.costs.rescaled import with_layers
 from tracetool.errors import ScheduleError
 from tracetool.explore.answer import CHOICES
 from tracetool.explore.recorded_space import RECORDED_AXES, WAY_AXES
 from tracetool.model.notice import Silent, unasked
 from tracetool.model.pipeline import NO_OVERLAP
 from tracetool.model.scenario import Scenario
+from tracetool.schedules import kind_of
 from tracetool.sweeps.grid import Grid
 from tracetool.sweeps.run import sweep
+from tracetool.whatif.answer import answer
 from tracetool.whatif.best import choose, plan_name, recorded_test
 from tracetool.whatif.on_network import seated
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping, Sequence
+    from collections.abc import Collection, Iterator, Mapping, Sequence
 
     from tracetool.explore.recorded_space import RecordedSpace, RecordedWay
     from tracetool.model.notice import Notice, Progress
+    from tracetool.reconstruction import Reconstruction
     from tracetool.sweeps.results import SweepPoint
     from tracetool.whatif.best import Chosen
+    from tracetool.whatif.results import Result
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +92,8 @@ class RecordedExploration:
         unproven: Plans with shorter steps whose predictions rest on less; last those that are no more than bounds.
         alone: Each choice alone, all else as in the start.
         one_by_one: All of them, one after another, each kept.
+        front: Plans that fit than which none is as good in step, memory and bytes over the outermost tier, and better
+            in one of them; the fastest first. What is not known of a plan is no merit of it.
         plans: All that were replayed.
         refused: How many cannot be run, by reason.
         left_out: What was not taken up, by reason.
@@ -101,6 +109,7 @@ class RecordedExploration:
     unproven: tuple[RecordedPlan, ...]
     alone: tuple[ChoiceAlone, ...]
     one_by_one: ChoiceAlone
+    front: tuple[RecordedPlan, ...]
     plans: tuple[RecordedPlan, ...]
     refused: Counter[str]
     left_out: Counter[str]
@@ -168,8 +177,9 @@ def explore_recording(
         as_good=tuple(plan_of[id(point)] for point in chosen.as_good),
         unproven=(*(plan_of[id(point)] for point in chosen.unproven), *_bounds(space, plans, chosen.best)),
         alone=tuple(ChoiceAlone(name=name, best=_changed(space, plans, start, of)) for name, of in _CHOICES.items()),
-        one_by_one=ChoiceAlone(name="one by one", best=_one_by_one(space, plans, start)), plans=tuple(plans),
-        refused=refused, left_out=left_out, open=len(ways) - looked, notes=done.notes,
+        one_by_one=ChoiceAlone(name="one by one", best=_one_by_one(space, plans, start)),
+        front=tuple(_front(space, plans)), plans=tuple(plans), refused=refused, left_out=left_out,
+        open=len(ways) - looked, notes=done.notes,
     )  # fmt: skip
 
 
@@ -185,13 +195,18 @@ def _swept(
     """All schedules and depths that go with a way, replayed; those that cannot be hold the reason."""
     chunks = way.chunks if way.chunks != 1 else None
     grid = Grid(space.schedules(way.chunks), scenario, extra_forwards=space.values("depth"), overlaps=space.overlaps)
-    recording = space.recording
-    if way.microbatch is not None and space.sizes is not None and space.scaling is not None:
-        recording = replace(recording, pipeline=space.scaling.at(replace(space.sizes, sequences=way.microbatch)))
+    recording = _at(space, way)
     points = sweep(
         recording, grid, knees=False, jobs=jobs, executor=executor, chunks=chunks, progress=Silent(), beside=()
     ).points
     return points if recording is space.recording else [_scaled(point) for point in points]
+
+
+def _at(space: RecordedSpace, way: RecordedWay) -> Reconstruction:
+    """The recording with microbatches of a way's size."""
+    if way.microbatch is None or space.sizes is None or space.scaling is None:
+        return space.recording
+    return replace(space.recording, pipeline=space.scaling.at(replace(space.sizes, sequences=way.microbatch)))
 
 
 def _scaled(point: SweepPoint) -> SweepPoint:
@@ -213,6 +228,52 @@ def _bounds(space: RecordedSpace, plans: Sequence[RecordedPlan], best: SweepPoin
     shorter = [plan for plan in bounds if best is None or plan.step_ns < (best.step_ns or 0)]
     by_name = {plan.point.schedule: plan for plan in sorted(shorter, key=lambda plan: -plan.step_ns)}
     return sorted(by_name.values(), key=lambda plan: plan.step_ns)
+
+
+def _front(space: RecordedSpace, plans: Sequence[RecordedPlan]) -> Iterator[RecordedPlan]:
+    """Plans in the order of their steps that need less than all before them of something."""
+    known: list[tuple[float, float]] = []
+    usable = [plan for plan in plans if plan.point.feasible is not False and plan.point.overlap not in space.bounds]
+    for plan in sorted(usable, key=lambda plan: plan.step_ns):
+        moved = tier_bytes(space, plan)
+        needed = plan.point.needed_bytes
+        costs = inf if needed is None else needed, inf if moved is None else moved[-1]
+        if all(any(mine < theirs for mine, theirs in zip(costs, other, strict=True)) for other in known):
+            known.append(costs)
+            yield plan
+
+
+def tier_bytes(space: RecordedSpace, plan: RecordedPlan) -> tuple[int, ...] | None:
+    """Bytes that a step of a plan moves over each tier; None where they are not known, or stages are cut anew.
+
+    Args:
+        space: What was searched.
+        plan: One of its plans.
+    """
+    recorded = space.recording.pipeline.observed.shape.chunks
+    is_cut = (plan.way.chunks or 1) > recorded or kind_of(plan.point.schedule).least_chunks > recorded
+    return None if is_cut else space.tier_bytes(plan.way)
+
+
+def replayed_plan(space: RecordedSpace, plan: RecordedPlan) -> Result:
+    """A plan again, with its timeline.
+
+    Args:
+        space: What was searched.
+        plan: One of its plans.
+
+    Raises:
+        ScheduleError: If it cannot be replayed.
+    """
+    way, point = plan.way, plan.point
+    recording = _at(space, way)
+    overlap = next((each for each in space.overlaps if each.way == point.overlap), None)
+    if overlap is not None:
+        recording = replace(recording, pipeline=with_layers(recording.pipeline, overlap))
+    scenario = next(scenario for each, scenario in space.ways(Counter()) if each == way)
+    chunks = way.chunks if way.chunks != 1 else None
+    asked = answer(recording, [point.schedule], scenario, extra_forwards=point.extra_forwards, chunks=chunks)
+    return (*asked.results, asked.baseline)[0]
 
 
 def _changed(

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from tracetool.model.scenario import LinkSharing
     from tracetool.network.collectives import Algorithm
     from tracetool.network.file import NetworkChoice
+    from tracetool.network.traffic import Traffic
     from tracetool.reconstruction import Reconstruction
 
 
@@ -113,6 +114,7 @@ class RecordedSpace:
         hbm_bytes: Memory of a rank; None for no limit.
         overlaps: How layers inside actions run (``tracetool.overlap.actions``); as recorded if there are none.
         sizes: What recorded microbatches are made of; None if that is not known, and others cannot be had.
+        traffic: What the job's ranks send each other in a step; None if that was not asked for.
 
     Raises:
         ScenarioError: If an axis is none of a recording's, or both given and left.
@@ -125,6 +127,7 @@ class RecordedSpace:
     hbm_bytes: int | None = None
     overlaps: tuple[LayerOverlap, ...] = ()
     sizes: MicrobatchSize | None = None
+    traffic: Traffic | None = None
 
     def __post_init__(self) -> None:
         """Refuse what a recording does not tell."""
@@ -225,6 +228,30 @@ class RecordedSpace:
         """How costs follow the sizes of microbatches; None if these are not known."""
         return None if self.sizes is None else scaling_of(self.recording, self.sizes)
 
+    @cached_property
+    def _met_bytes(self) -> dict[str, tuple[int, ...]]:
+        return {}
+
+    def tier_bytes(self, way: RecordedWay) -> tuple[int, ...] | None:
+        """Bytes that the recorded order moves over each tier where a way puts it, from the inside out.
+
+        Raises:
+            BadTopology: If it does not fit on the fleet.
+        """
+        seating = None if self.traffic is None else seated(way.choice(self.choice), self.recording).seating
+        if seating is None or self.traffic is None:
+            return None
+        if way.placement not in self._met_bytes:
+            devices = [seating.device_of.get(rank, 0) for rank in range(self.traffic.ranks)]
+            self._met_bytes[way.placement] = tuple(self.traffic.met_bytes(seating.network, devices))
+        *inner, outer = self._met_bytes[way.placement]
+        return (*inner, round(outer * way.compression))
+
+    def price_of(self, step_ns: int, tier_bytes: tuple[int, ...] | None) -> float | None:
+        """What a step costs; None without a price, or where its bytes are not known."""
+        price = self.choice.price
+        return None if price is None or tier_bytes is None else price.of_step(step_ns, tier_bytes)
+
     def ways(self, left_out: Counter[str]) -> Iterator[tuple[RecordedWay, Scenario]]:
         """Everything that is tried beside schedule and depth, each once, that of the start first.
 
@@ -235,14 +262,14 @@ class RecordedSpace:
             BadTopology: If nothing fits.
         """
         trouble: BadTopology | UnknownName | None = None
-        known, start = set(), self.start
+        known, refused, start = set(), set(), self.start
         every = product(*(self.values(axis) for axis in WAY_AXES))
         tried = [RecordedWay(**dict(zip(WAY_AXES, values, strict=True))) for values in every]
         for way in sorted(tried, key=lambda way: way != start):
             try:
                 topology = seated(way.choice(self.choice), self.recording)
             except (BadTopology, UnknownName) as error:
-                left_out["placements that do not fit"] += 1
+                refused.add(way.placement)
                 trouble = error
                 continue
             scenario = Scenario(
@@ -253,6 +280,8 @@ class RecordedSpace:
             if (scenario, way.chunks) not in known:
                 known.add((scenario, way.chunks))
                 yield way, scenario
+        if refused:
+            left_out["placements that do not fit"] += len(refused)
         if not known and trouble is not None:
             raise trouble
 

@@ -58,7 +58,7 @@ def read_prices(path: Path) -> PriceFile:
     Raises:
         ScenarioError: If it cannot be read, is no TOML, or a key is unknown, missing or of another type.
     """
-    return read_toml(path, PriceFile, hint="schemas/prices.schema.json; prices/ has an example")
+    return read_toml(path, PriceFile, hint="schemas/prices/example.toml is an example (tracetool help network)")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,6 +5,7 @@ The structs below are its form: ``schemas/network.schema.json`` is made from the
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import TYPE_CHECKING, Annotated
@@ -50,6 +51,7 @@ class TierTable(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
         SharedBy,
         doc("What has this bandwidth: each device, a group that the tier joins, or each pair of those groups."),
     ] = "device"
+    price: Annotated[str | None, doc("What bytes that meet at it cost, as egress between regions: 0.02USD/GB.")] = None
     rail_only: Annotated[
         bool,
         doc(
@@ -86,10 +88,31 @@ class NetworkFile(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
             "across a tier (tp in hb, pp across dc); or a CSV file beside this one with the columns rank and device."
         ),
     ] = ""
+    price: Annotated[str | None, doc("What all of it costs while it is used, devices included: 2500USD/h.")] = None
     collectives: Annotated[
         dict[Dimension, Algorithm],
         doc("How collectives of a dimension (tp, cp, ep, dp, pp) run; by default the fastest (auto)."),
     ] = {}
+
+
+@dataclass(frozen=True, slots=True)
+class FleetPrice:
+    """What a network costs with all that it joins.
+
+    Attributes:
+        per_hour: While it is used.
+        per_gigabyte: By tier, for 10^9 bytes of pairs that meet there.
+        currency: In which currency.
+    """
+
+    per_hour: float
+    per_gigabyte: tuple[float, ...]
+    currency: str
+
+    def of_step(self, step_ns: int, tier_bytes: Sequence[int]) -> float:
+        """What a step costs: the time that it takes, and the bytes that it moves."""
+        moved = sum(size / 1e9 * price for size, price in zip(tier_bytes, self.per_gigabyte, strict=False))
+        return self.per_hour * step_ns / 3.6e12 + moved
 
 
 @dataclass(frozen=True)
@@ -101,12 +124,14 @@ class NetworkChoice:
         placement: The rule that places jobs, or the text of a file that does.
         file: The name of that file; empty of a rule.
         algorithms: How collectives of a dimension run, where that was said.
+        price: What it costs, where that was said.
     """
 
     network: Network
     placement: str = ""
     file: str = ""
     algorithms: Mapping[Dimension, Algorithm] = field(default_factory=dict)
+    price: FleetPrice | None = None
 
     def __hash__(self) -> int:
         """Of its tiers: mappings have no hash, and in what else choices differ, equality tells."""
@@ -190,7 +215,7 @@ def read_network(path: Path) -> NetworkChoice:
     try:
         network = Network(asked.name or " · ".join(f"{tier.name} {tier.size}" for tier in tiers), tiers)
         if not asked.placement.lower().endswith(".csv"):
-            return NetworkChoice(network, asked.placement, algorithms=asked.collectives)
+            return NetworkChoice(network, asked.placement, algorithms=asked.collectives, price=_price(asked, path))
     except BadTopology as error:
         raise BadTopology(f"{path}: {error.message}", hint=error.hint) from error
     beside = path.parent / asked.placement
@@ -198,7 +223,34 @@ def read_network(path: Path) -> NetworkChoice:
         text = beside.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise BadTopology(f"cannot read the placement {beside}: {error}.", hint="give a CSV file in UTF-8") from error
-    return NetworkChoice(network, text, str(beside), asked.collectives)
+    return NetworkChoice(network, text, str(beside), asked.collectives, _price(asked, path))
+
+
+_PRICE = re.compile(r"^(\d+(?:\.\d+)?)\s*([A-Z]{3})/(h|GB)$")
+
+
+def _price(asked: NetworkFile, path: Path) -> FleetPrice | None:
+    """What the fleet costs; None if nothing of it has a price."""
+    tiers = [_amount(table.price, "GB", f"{path}: tier[{number}].price") for number, table in enumerate(asked.tier)]
+    whole = _amount(asked.price, "h", f"{path}: price")
+    currencies = sorted({currency for _, currency in (whole, *tiers) if currency})
+    if len(currencies) > 1:
+        raise ScenarioError(
+            f"{path} has prices in {' and '.join(currencies)}.", hint="give all of them in one currency"
+        )
+    return FleetPrice(whole[0], tuple(amount for amount, _ in tiers), currencies[0]) if currencies else None
+
+
+def _amount(text: str | None, unit: str, at: str) -> tuple[float, str]:
+    """A price, and its currency; nothing in none where there is none."""
+    if text is None:
+        return 0.0, ""
+    match = _PRICE.match(text.strip())
+    if match is None or match[3] != unit:
+        raise ScenarioError(
+            f"{at}: {text!r} is no price per {unit}.", hint=f"as in 2500USD/{unit}: tracetool help network"
+        )
+    return float(match[1]), match[2]
 
 
 def _tier(table: TierTable, at: str) -> Tier:

@@ -103,6 +103,13 @@ class Traffic:
             tier_of[src // tier.size == dst // tier.size] = number
         return tier_of
 
+    def met_bytes(self, network: Network, devices: Sequence[int]) -> list[int]:
+        """Bytes of pairs that meet at each tier, from the inside out."""
+        sums = [0] * len(network.tiers)
+        for number, size in zip(self.tiers(network, devices).tolist(), self.payload_bytes.tolist(), strict=True):
+            sums[number] += size
+        return sums
+
     def busiest(self, network: Network, devices: Sequence[int]) -> list[Used]:
         """Every resource that bytes pass, the one first that they occupy longest."""
         import numpy as np

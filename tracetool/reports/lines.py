@@ -81,21 +81,22 @@ def wrapped(lines: Sequence[str], width: int | None = None) -> list[str]:
     return broken
 
 
-def on_one_screen(head: Sequence[str], after: Sequence[str]) -> list[str]:
-    """What stands ahead, and as much of what comes after it as a screen has room for, with how much it has not.
+def on_one_screen(head: Sequence[str], after: Sequence[str], below: Sequence[str] = ()) -> list[str]:
+    """What stands ahead and below, and as much in between as a screen has room for, with how much it has not.
 
     Args:
         head: Lines as they are shown.
         after: Lines to be broken, in the order of how much they weigh.
+        below: Lines to be broken, which are always shown.
     """
-    shown, left = list(head), list(after)
+    shown, left, last = list(head), list(after), wrapped(below)
     while left:
         broken = wrapped(left[:1])
-        if lines_left([*shown, *broken]) < (len(left) > 1):
-            return [*shown, f"  {len(left)} more: -v"]
+        if lines_left([*shown, *broken, *last]) < (len(left) > 1):
+            return [*shown, f"  {len(left)} more: -v", *last]
         shown += broken
         left.pop(0)
-    return shown
+    return [*shown, *last]
 
 
 _UNITS = ("ns", "us", "ms", "s", "%", "EUR", *SIZE_BYTES, *BANDWIDTH_BYTES_PER_S)

@@ -231,11 +231,9 @@ class OnNetwork(Pictured):
 
     def tier_bytes(self) -> dict[str, int]:
         """Bytes that pairs exchange which meet at each tier, from the inside out."""
-        tiers = self.job.traffic.tiers(self.seating.network, self.devices())
-        sums = dict.fromkeys((tier.name for tier in self.seating.network.tiers), 0)
-        for number, size in zip(tiers.tolist(), self.job.traffic.payload_bytes.tolist(), strict=True):
-            sums[self.seating.network.tiers[number].name] += size
-        return sums
+        network = self.seating.network
+        names = (tier.name for tier in network.tiers)
+        return dict(zip(names, self.job.traffic.met_bytes(network, self.devices()), strict=True))
 
 
 def recorded_on(run: Run, recording: Reconstruction, choice: NetworkChoice, sizes: Sequence[int] = ()) -> OnNetwork:

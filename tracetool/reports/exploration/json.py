@@ -15,6 +15,7 @@ import msgspec
 from tracetool.explore.answer import speedup
 from tracetool.explore.crossing import tier_bytes
 from tracetool.explore.file import PlanTable, table_of
+from tracetool.explore.fleets import price_of
 from tracetool.explore.launch import launches
 from tracetool.reports import as_json
 from tracetool.tables.fields import Head, SchemaId, as_struct, doc
@@ -22,8 +23,10 @@ from tracetool.tables.fields import Head, SchemaId, as_struct, doc
 if TYPE_CHECKING:
     from tracetool.explore.answer import Alternative, Exploration
     from tracetool.explore.failures import Failures, Weighed
+    from tracetool.explore.fleets import FleetPlan
     from tracetool.explore.judge import Judged
     from tracetool.explore.launch import PlanLaunch
+    from tracetool.explore.plan import Workload
 
 
 class JudgedInfo(msgspec.Struct, kw_only=True):
@@ -37,6 +40,23 @@ class JudgedInfo(msgspec.Struct, kw_only=True):
     peak_hbm_bytes: Annotated[int | None, doc("Highest allocation of any device; null if it is unknown.")]
     tier_bytes: Annotated[list[int] | None, doc("Bytes of a step over each tier, from the inside out.")]
     refusal: Annotated[str | None, doc("Why it cannot run.")]
+
+
+class PricedInfo(msgspec.Struct, kw_only=True):
+    """A plan on a fleet with a price."""
+
+    network: Annotated[str, doc("Name of the fleet.")]
+    price: Annotated[float, doc("What a step costs.")]
+    currency: Annotated[str, doc("In which currency.")]
+    best: Annotated[JudgedInfo, doc("The plan.")]
+
+
+class FleetInfo(msgspec.Struct, kw_only=True):
+    """The best plan on another fleet."""
+
+    network: Annotated[str, doc("Name of the fleet.")]
+    best: Annotated[JudgedInfo | None, doc("The fastest plan there; null if none can run.")]
+    price: Annotated[float | None, doc("What a step of it costs; null without a price.")]
 
 
 class AlternativeInfo(msgspec.Struct, kw_only=True):
@@ -131,6 +151,13 @@ class ExplorationInfo(Head, kw_only=True):
     crossing_front: Annotated[
         list[JudgedInfo], doc("The fastest plan for each budget of bytes over the outermost tier, the fastest first.")
     ]
+    price: Annotated[float | None, doc("What a step of the best plan costs; null without a price.")]
+    currency: Annotated[str | None, doc("In which currency.")]
+    price_front: Annotated[
+        list[PricedInfo],
+        doc("Of plans replayed on all fleets, each cheaper than all that are faster; the fastest first."),
+    ]
+    others: Annotated[list[FleetInfo], doc("The best plans on other fleets.")]
     turned: Annotated[list[TurnedInfo], doc("Figures that would change the answer.")]
     failures: Annotated[FailuresInfo | None, doc("What failures of the fleet do; null if none was asked for.")]
     candidates: Annotated[int, doc("Plans of the space.")]
@@ -187,6 +214,18 @@ def exploration_info(done: Exploration, facts: ExplorationFacts, failures: Failu
         ],
         front=[_plan(done, one) for one in done.front],
         crossing_front=[_plan(done, one) for one in done.crossing_front],
+        price=None if results.best is None else price_of(workload, results.best),
+        currency=None if workload.choice.price is None else workload.choice.price.currency,
+        price_front=[
+            PricedInfo(
+                network=one.workload.choice.network.name,
+                price=one.price,
+                currency="" if one.workload.choice.price is None else one.workload.choice.price.currency,
+                best=judged_info(one.workload, one.judged),
+            )
+            for one in done.price_front
+        ],
+        others=[_fleet(one) for one in done.others],
         turned=[as_struct(TurnedInfo, each, best=_plan(done, each.judged)) for each in done.turned],
         failures=None if failures is None else _failures(done, failures),
         candidates=results.candidates,
@@ -201,7 +240,26 @@ def exploration_info(done: Exploration, facts: ExplorationFacts, failures: Failu
     )
 
 
+def _fleet(one: FleetPlan) -> FleetInfo:
+    best = one.results.best
+    return FleetInfo(
+        network=one.workload.choice.network.name,
+        best=None if best is None else judged_info(one.workload, best),
+        price=None if best is None else price_of(one.workload, best),
+    )
+
+
 def _plan(done: Exploration, judged: Judged) -> JudgedInfo:
+    return judged_info(done.space.workload, judged)
+
+
+def judged_info(workload: Workload, judged: Judged) -> JudgedInfo:
+    """A plan as the structs of the schema.
+
+    Args:
+        workload: What is trained, and where.
+        judged: The plan.
+    """
     runs = judged.runs
     return JudgedInfo(
         text=judged.plan.text,
@@ -210,7 +268,7 @@ def _plan(done: Exploration, judged: Judged) -> JudgedInfo:
         window_ns=judged.window_ns if runs else None,
         reduction_ns=judged.reduction_ns if runs else None,
         peak_hbm_bytes=judged.peak_hbm_bytes or None,
-        tier_bytes=list(tier_bytes(done.space.workload, judged.plan)) if runs else None,
+        tier_bytes=list(tier_bytes(workload, judged.plan)) if runs else None,
         refusal=judged.refusal or None,
     )
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import msgspec
 
 from tracetool.explore.answer import speedup
+from tracetool.explore.recorded import tier_bytes
 from tracetool.reports import as_json
 from tracetool.reports.answer.notes import weightiest
 from tracetool.reports.answer.text import table
@@ -42,6 +43,10 @@ class RecordedPlanInfo(WithFigures, kw_only=True):
     sharing: Annotated[str, doc("How pipelines share links: in turns (temporal), or each its part (spatial).")]
     routing_ratio: Annotated[float, doc("Share of the outermost tier's bandwidth that routing reaches.")]
     compression_ratio: Annotated[float, doc("Bytes over the outermost tier, of what was to be sent.")]
+    tier_bytes: Annotated[
+        list[int] | None, doc("Bytes of a step over each tier; null where they are unknown, or stages are cut anew.")
+    ]
+    price: Annotated[float | None, doc("What a step costs; null without a price, or where bytes are not known.")]
     faster_ratio: Annotated[float | None, doc("Step of the recorded order there over its step, minus one.")]
     shorter_ratio: Annotated[float | None, doc("One minus its step over that of the recorded order there.")]
 
@@ -69,6 +74,9 @@ class RecordedExplorationInfo(Head, kw_only=True):
     unproven: Annotated[list[RecordedPlanInfo], doc("Shorter, but predictions rest on less.")]
     alone: Annotated[list[ChoiceAloneInfo], doc("Each choice alone.")]
     one_by_one: Annotated[ChoiceAloneInfo, doc("All choices, one after another, each kept.")]
+    front: Annotated[
+        list[RecordedPlanInfo], doc("Than which none is as good in step, memory and bytes over the outermost tier.")
+    ]
     plans: Annotated[list[RecordedPlanInfo], doc("All that were replayed.")]
     refused: Annotated[dict[str, int], doc("Plans that cannot run, by reason.")]
     left_out: Annotated[dict[str, int], doc("What was not taken up, by reason.")]
@@ -93,6 +101,7 @@ def render_recorded_json(done: RecordedExploration, facts: CallFacts) -> bytes:
             unproven=[_info(done, plan) for plan in done.unproven],
             alone=[_alone(done, one) for one in done.alone],
             one_by_one=_alone(done, done.one_by_one),
+            front=[_info(done, plan) for plan in done.front],
             plans=[_info(done, plan) for plan in done.plans],
             refused=dict(done.refused),
             left_out=dict(done.left_out),
@@ -107,6 +116,8 @@ def _info(done: RecordedExploration, plan: RecordedPlan) -> RecordedPlanInfo:
     return as_struct(
         RecordedPlanInfo, plan.point, plan.way, gain, routing_ratio=plan.way.routing,
         compression_ratio=plan.way.compression, p2p=plan.point.p2p,
+        price=done.space.price_of(plan.step_ns, tier_bytes(done.space, plan)),
+        tier_bytes=None if (moved := tier_bytes(done.space, plan)) is None else list(moved),
     )  # fmt: skip
 
 
@@ -118,36 +129,74 @@ def render_recorded_text(done: RecordedExploration, *, verbose: bool = False) ->
     """The best plan, what each choice gives, who else comes near, and what was tried."""
     best = done.best
     if best is None:
-        points = [plan.point for plan in done.plans]
-        least = min((point.needed_bytes for point in points if point.needed_bytes is not None), default=None)
-        needs = "" if least is None else f": the least needs {format_size(least)} on its fullest rank"
-        said = f"Of the plans of this recording {nothing_fits(unchecked(points))}{needs}."
-        lines = [said, *_tried(done, verbose=verbose)]
-        return ("\n".join(wrapped(lines)) + "\n").encode()
-    rows: list[tuple[str, ...]] = [("choice", "step", "T0/T1-1", "1-T1/T0", "best alone")]
-    is_as_recorded = done.start.step_ns == done.base.step_ns
-    if not is_as_recorded:
+        return ("\n".join(wrapped([nothing(done), *tried(done, verbose=verbose)])) + "\n").encode()
+    rows = table([("choice", "step", "T0/T1-1", "1-T1/T0", "best alone"), *choice_rows(done, best)])
+    head = [*wrapped([headline(done, best), *details(done, best), ""]), *rows, ""]
+    after = other_lines(done, best, verbose=verbose)
+    return ("\n".join([*head, *wrapped(after)] if verbose else on_one_screen(head, after)) + "\n").encode()
+
+
+def nothing(done: RecordedExploration) -> str:
+    """Why no plan fits."""
+    points = [plan.point for plan in done.plans]
+    least = min((point.needed_bytes for point in points if point.needed_bytes is not None), default=None)
+    needs = "" if least is None else f": the least needs {format_size(least)} on its fullest rank"
+    return f"Of the plans of this recording {nothing_fits(unchecked(points))}{needs}."
+
+
+def choice_rows(done: RecordedExploration, best: RecordedPlan) -> list[tuple[str, ...]]:
+    """What was fixed, choices that gain something alone, and all of them: step, both speed-ups, and what is chosen."""
+    rows: list[tuple[str, ...]] = []
+    if done.start.step_ns != done.base.step_ns:
         rows.append((*_figures(done, "as fixed", done.start), f"{done.start.order_text}, {done.start.point.p2p}"))
     rows += [_row(done, one) for one in done.alone if _gains(done, one)]
     joint = done.one_by_one.best
     if joint is not None and joint.step_ns > best.step_ns:
         rows.append(_row(done, done.one_by_one))
-    rows.append((*_figures(done, "all together", best), ""))
+    return [*rows, (*_figures(done, "all together", best), "")]
+
+
+def other_lines(done: RecordedExploration, best: RecordedPlan, *, verbose: bool) -> list[str]:
+    """What only the joint choice gives, who else comes near, what was tried, and choices that gain nothing."""
+    joint = done.one_by_one.best
+    lines = []
+    if joint is not None and joint.step_ns > best.step_ns:
+        more = joint.step_ns / best.step_ns - 1
+        lines.append(f"  only the joint choice gives {more:.1%} more than choosing one by one")
+    lines += _near(done, best, verbose=verbose)
+    lines += [f"  {text}" for text in front_lines(done)] if verbose else []
     unasked = {"overlap"} if not done.space.overlaps else set()
     unasked |= {"microbatch"} if done.space.sizes is None else set()
     idle = [one.name for one in done.alone if not _gains(done, one) and one.name not in unasked]
-    beaten = "the recorded" if is_as_recorded else "what is fixed"
-    after = []
-    if joint is not None and joint.step_ns > best.step_ns:
-        more = joint.step_ns / best.step_ns - 1
-        after.append(f"  only the joint choice gives {more:.1%} more than choosing one by one")
-    after += [*_near(done, best, verbose=verbose), *_tried(done, verbose=verbose)]
-    after += [f"  {', '.join(idle)}: alone nothing beats {beaten}"] if idle else []
-    head = [*wrapped([_headline(done, best), *_details(done, best), ""]), *table(rows), ""]
-    return ("\n".join([*head, *wrapped(after)] if verbose else on_one_screen(head, after)) + "\n").encode()
+    beaten = "the recorded" if done.start.step_ns == done.base.step_ns else "what is fixed"
+    lines += [f"  {', '.join(idle)}: alone nothing beats {beaten}"] if idle else []
+    return [*lines, *tried(done, verbose=verbose)]
 
 
-def _headline(done: RecordedExploration, best: RecordedPlan) -> str:
+def _costs(done: RecordedExploration, plan: RecordedPlan) -> str:
+    """What a step costs, where fleet and bytes are known."""
+    price, space = done.space.choice.price, done.space
+    cost = space.price_of(plan.step_ns, tier_bytes(space, plan))
+    return "" if cost is None or price is None else f"; {cost:.4g} {price.currency} a step"
+
+
+def front_lines(done: RecordedExploration) -> list[str]:
+    """The fastest plans within ever less memory and ever fewer bytes over the outermost tier."""
+    outer = done.space.choice.network.tiers[-1].name
+    lines = []
+    for plan in done.front:
+        needed, moved = plan.point.needed_bytes, tier_bytes(done.space, plan)
+        holds = "unknown HBM" if needed is None else f"{format_size(needed)} of HBM"
+        crosses = "unknown bytes" if moved is None else format_size(moved[-1])
+        lines.append(
+            f"with {holds} and {crosses} over {outer}: {format_duration(plan.step_ns)}{_costs(done, plan)}: "
+            f"{plan.text}, {plan.way.text}"
+        )
+    return lines
+
+
+def headline(done: RecordedExploration, best: RecordedPlan) -> str:
+    """The best plan, its step, and both ways to say how much faster it is."""
     error = error_text(best.point)
     gain = speedup(done.base.step_ns, best.step_ns)
     short = " (which does not fit)" if done.base.point.feasible is False else ""
@@ -168,13 +217,19 @@ def _headline(done: RecordedExploration, best: RecordedPlan) -> str:
     )
 
 
-def _details(done: RecordedExploration, best: RecordedPlan) -> list[str]:
+def details(done: RecordedExploration, best: RecordedPlan) -> list[str]:
+    """Where it runs and how, what it holds and what it moves."""
     needed, limit = best.point.needed_bytes, done.space.hbm_bytes
     holds = "memory is unknown" if needed is None else f"{format_size(needed)} of HBM on the fullest rank"
     if limit is not None and best.point.feasible is None:
         holds += ", the limit was not checked"
     derived = f"; derived: {', '.join(best.point.rests_on)}" if best.point.rests_on else "; all costs as measured"
-    lines = [f"  {best.way.text}; {holds}{derived}"]
+    moved = tier_bytes(done.space, best)
+    crosses = (
+        "" if moved is None else f"; {format_size(moved[-1])} over {done.space.choice.network.tiers[-1].name} a step"
+    )
+    crosses += _costs(done, best)
+    lines = [f"  {best.way.text}; {holds}{crosses}{derived}"]
     changes = [] if done.named is not best else fleet_changes(done.space, best.way)
     return [*lines, f"  to replay it, put into the fleet's file: {', '.join(changes)}"] if changes else lines
 
@@ -225,7 +280,8 @@ def _near(done: RecordedExploration, best: RecordedPlan, *, verbose: bool) -> li
     return [*lines, f"  {hidden} more of both: -v"] if hidden else lines
 
 
-def _tried(done: RecordedExploration, *, verbose: bool) -> list[str]:
+def tried(done: RecordedExploration, *, verbose: bool) -> list[str]:
+    """What was replayed, and what was not and why."""
     ways = format_count(len({plan.way for plan in done.plans}), "way")
     lines = [f"  {format_count(len(done.plans), 'plan')} replayed, in {ways} to place them and to issue transfers"]
     if done.open:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from tracetool.explore.answer import speedup
 from tracetool.explore.crossing import tier_bytes
+from tracetool.explore.fleets import price_of
 from tracetool.explore.launch import launches
 from tracetool.model.pipeline import NO_OVERLAP
 from tracetool.reports.answer.text import table
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
     from tracetool.explore.answer import Alternative, Exploration
     from tracetool.explore.failures import Failures
     from tracetool.explore.judge import Judged
-    from tracetool.explore.plan import JobPlan
+    from tracetool.explore.plan import JobPlan, Workload
     from tracetool.explore.search import SearchResults
 
 _MOST = 2
@@ -33,11 +34,11 @@ def render_text(done: Exploration, failures: Failures | None = None, *, verbose:
     rows = table([("choice", "step", "T0/T1-1", "1-T1/T0", "best alone"), *choice_rows(done)])
     head, failing = [*wrapped(lines), *rows, ""], [] if failures is None else failure_lines(failures)
     found, looked_at = other_lines(done, best, verbose=verbose), searched(done)
+    after = [*failing, *found, *idle_lines(done)]
     if verbose:
-        shown = [*head, *wrapped([*failing, *found, *looked_at]), "", *_launch(done, best)]
+        shown = [*head, *wrapped([*after, *looked_at]), "", *_launch(done, best)]
     else:
-        late = bool(done.results.open or done.cut_short)
-        shown = on_one_screen(head, [*failing, *(looked_at + found if late else found + looked_at)])
+        shown = on_one_screen(head, after, looked_at)
     return ("\n".join(shown) + "\n").encode()
 
 
@@ -118,9 +119,39 @@ def details(done: Exploration, best: Judged) -> list[str]:
         f"  placed {plan.seats_rule}; {format_count(how.microbatches, 'microbatch')} of {how.batch}, recompute "
         f"{how.recompute}, {sent}{gradients}{turns}",
         f"  {format_size(best.peak_hbm_bytes)} of HBM on the fullest of {format_count(how.devices, 'device')}; "
-        f"{format_size(crossing)} over {outer} a step",
+        f"{format_size(crossing)} over {outer} a step{_costs(done.space.workload, best)}",
         *([f"  {overlap_text(how.overlap)}"] if how.overlap != NO_OVERLAP else []),
     ]
+
+
+def _costs(workload: Workload, judged: Judged) -> str:
+    price = price_of(workload, judged)
+    return (
+        ""
+        if price is None or workload.choice.price is None
+        else f"; {price:.4g} {workload.choice.price.currency} a step"
+    )
+
+
+def _fleets(done: Exploration, best: Judged, *, verbose: bool) -> list[str]:
+    """The best plans on other fleets, and those that cost less."""
+    lines = []
+    for one in done.others:
+        there, name = one.results.best, one.workload.choice.network.name
+        if there is None:
+            lines.append(f"  on {name}: no plan can run")
+            continue
+        took = (
+            f"{format_duration(there.step_ns)} ({there.step_ns / best.step_ns - 1:+.1%}){_costs(one.workload, there)}"
+        )
+        lines.append(f"  on {name}: {took}: {_named(there.plan)}")
+    shown = [best, *(one.results.best for one in done.others)]
+    cheaper = [one for one in done.price_front if not any(one.judged is each for each in shown)]
+    for each in cheaper if verbose else cheaper[-1:]:
+        where = each.workload.choice.network.name if done.others else ""
+        took = f"{format_duration(each.judged.step_ns)}{_costs(each.workload, each.judged)}"
+        lines.append(f"  cheaper{f' on {where}' if where else ''}: {took}: {_named(each.judged.plan)}")
+    return lines
 
 
 def choice_rows(done: Exploration) -> list[tuple[str, ...]]:
@@ -177,6 +208,7 @@ def other_lines(done: Exploration, best: Judged, *, verbose: bool) -> list[str]:
         more = joint.step_ns / best.step_ns - 1
         if more > 0:
             lines.append(f"  only the joint choice gives {more:.1%} more than choosing one by one")
+    lines += _fleets(done, best, verbose=verbose)
     lines += _rivals(done, best, verbose=verbose)
     if done.unproven.judged is not None and done.unproven.judged.step_ns < best.step_ns:
         other = done.unproven.judged
@@ -199,12 +231,15 @@ def other_lines(done: Exploration, best: Judged, *, verbose: bool) -> list[str]:
     ]
     if not (done.turned or done.cut):
         lines.append("  no figure that is off by 20 % would change the answer among the plans replayed")
+    return [*lines, *_fronts(done)] if verbose else lines
+
+
+def idle_lines(done: Exploration) -> list[str]:
+    """Choices that gain nothing alone."""
     asked = done.space.values("overlap") != (NO_OVERLAP,)
     looked_at = [one for one in done.alone if not one.is_cut and (asked or one.name != "overlap")]
     idle = [one.name for one in looked_at if _is_idle(done, one)]
-    if idle:
-        lines.append(f"  {', '.join(idle)}: alone nothing beats the declared")
-    return [*lines, *_fronts(done)] if verbose else lines
+    return [f"  {', '.join(idle)}: alone nothing beats the declared"] if idle else []
 
 
 def _fronts(done: Exploration) -> list[str]:
