@@ -247,7 +247,9 @@ def _recorded_space(
     recording = replace(recording, notes=(*recording.notes, *notes))
     sizes = None if sequences is None or length is None else MicrobatchSize(sequences, length)
     traffic = job_traffic(run, recording).traffic
-    return RecordedSpace(recording, choice, given, left, limit, overlaps, sizes, traffic)
+    return RecordedSpace(
+        recording, choice, given=given, left=left, hbm_bytes=limit, overlaps=overlaps, sizes=sizes, traffic=traffic
+    )
 
 
 def _show_recorded(

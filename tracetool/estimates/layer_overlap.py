@@ -257,6 +257,9 @@ def _changed_ns(
     """What a pair takes more in a way than as it is: placements over alike tiers ask the same again."""
     products = _CurveProducts(device.processors, 0.0, device=device, efficiency_ratio=efficiency_ratio)
     memory = device.hbm_bandwidth_bytes_per_s / 1e9 or inf
-    machine = Machine(products, ring, ring, ring, NO_HOST_NS, memory, 0)
+    machine = Machine(
+        products=products, gather=ring, scatter=ring, reduce=ring, call_ns=NO_HOST_NS, memory_bytes_per_ns=memory,
+        call_recordings=0,
+    )  # fmt: skip
     plain, other = (device_time_ns(variant_of(each, side), shape, machine, IN_A_ROW) for each in (NO_OVERLAP, way))
     return other - plain

@@ -33,8 +33,8 @@ def render_text(done: Exploration, failures: Failures | None = None, *, verbose:
     lines = [headline(done, best), *details(done, best), ""]
     rows = table([("choice", "step", "T0/T1-1", "1-T1/T0", "best alone"), *choice_rows(done)])
     head, failing = [*wrapped(lines), *rows, ""], [] if failures is None else failure_lines(failures)
-    found, looked_at = other_lines(done, best, verbose=verbose), searched(done)
-    after = [*failing, *found, *idle_lines(done)]
+    others, looked_at = other_lines(done, best, verbose=verbose), searched(done)
+    after = [*failing, *others, *idle_lines(done)]
     if verbose:
         shown = [*head, *wrapped([*after, *looked_at]), "", *_launch(done, best)]
     else:
