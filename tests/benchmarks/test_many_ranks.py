@@ -1,9 +1,9 @@
 """What a job of many equal pipelines costs, per rank and per question.
 
 Run with: pytest -n0 -s --benchmark-enable tests/benchmarks/test_many_ranks.py
-The traces are the sample's under other rank numbers. Figures are processor time of commands, start of the interpreter
-included, beside those of the smallest job of the same run. ``TRACETOOL_BENCH_PIPELINES`` says how many pipelines of
-four ranks. Nothing here asserts a time.
+The traces are the sample's under other rank numbers, and made ones. Figures are processor time of commands, start of
+the interpreter included, beside those of the smallest job of the same run. ``TRACETOOL_BENCH_PIPELINES`` says how many
+pipelines of four ranks. Nothing here asserts a time.
 """
 
 from __future__ import annotations
@@ -15,8 +15,13 @@ import sys
 from typing import TYPE_CHECKING, NamedTuple
 
 import pytest
+from helpers.made_job import MadeJob
+from helpers.made_traces import write_job
 from helpers.recorded import SAMPLES
 from helpers.renumbered import write_renumbered
+
+from tracetool.model.schedule import PipelineShape
+from tracetool.schedules import build_schedule
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -83,3 +88,41 @@ def test_questions_of_jobs_of_many_ranks(counts: list[int], tmp_path: Path) -> N
                 growth = f"  {per_rank:5.2f} of the first per rank, grows with the ranks to the {exponent:.2f}"
             print(f"  {name:<20}{cost.cpu_s:8.2f} s  peak {cost.peak_mb:4} MB{growth}")  # noqa: T201
             assert cost.peak_mb < 600
+
+
+@pytest.mark.parametrize(
+    ("stages", "microbatches"), [(4, 8), *(pytest.param(64, m, marks=pytest.mark.large) for m in (128, 512))]
+)
+def test_one_deep_pipeline_from_traces_to_replays(stages: int, microbatches: int, tmp_path: Path) -> None:
+    """Two stages per rank, collectives inside its actions; of each pair of ranks that meet in them one is recorded."""
+    schedule = build_schedule("interleaved", PipelineShape(stages, microbatches, chunks=2))
+    orders = [[(a.stage, a.kind.value, a.microbatch) for a in order] for order in schedule.orders]
+    job = MadeJob(
+        pp=stages, tp=2, chunks=2, microbatches=microbatches, layers=1, order=orders.__getitem__, jitter_ratio=0.003
+    )
+    write_job(tmp_path / "traces", job, ranks=range(0, job.world, 2))
+    run = tmp_path / "x.run"
+    _show(f"p={stages} m={microbatches} v=2", {
+        "ingest": _cost("ingest", tmp_path / "traces", "-o", run, "--jobs", "1", "-q"),
+        "replay of 3 schedules": _cost("replay", run, "--schedule", "observed,interleaved,looped-bfs", "-q"),
+    })  # fmt: skip
+
+
+@pytest.mark.parametrize(("replicas", "steps"), [(1, 2), pytest.param(16, 40, marks=pytest.mark.large)])
+def test_equalizing_a_job_of_many_pipelines(replicas: int, steps: int, tmp_path: Path) -> None:
+    """Of 8 ranks, or of 128 with 40 steps; one of them is slow."""
+    write_job(
+        tmp_path / "traces",
+        MadeJob(pp=4, dp=replicas, tp=2, microbatches=8, steps=steps, layers=1, jitter_ratio=0.01, slow={3: 1.2}),
+    )
+    run = tmp_path / "x.run"
+    _show(f"{8 * replicas} ranks, {steps} steps", {
+        "ingest": _cost("ingest", tmp_path / "traces", "-o", run, "--jobs", "1", "-q"),
+        "replay --equalize": _cost("replay", run, "--equalize", "-q"),
+    })  # fmt: skip
+
+
+def _show(what: str, costs: dict[str, Cost]) -> None:
+    print(f"\n{what}")  # noqa: T201 - a benchmark's purpose
+    for name, cost in costs.items():
+        print(f"  {name:<22}{cost.cpu_s:8.2f} s  peak {cost.peak_mb:4} MB")  # noqa: T201

@@ -9,6 +9,7 @@ from helpers.made_job import Act, MadeJob, Simulated, Span, simulate
 from msgspec.json import encode
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from pathlib import Path
 
 LAUNCH_NS = 4000
@@ -144,10 +145,12 @@ def trace(job: MadeJob, simulated: Simulated, rank: int) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def write_job(folder: Path, job: MadeJob, simulated: Simulated | None = None) -> Simulated:
-    """Write a job's traces, a file per rank, and give what they are of."""
+def write_job(
+    folder: Path, job: MadeJob, simulated: Simulated | None = None, *, ranks: Sequence[int] | None = None
+) -> Simulated:
+    """Write a job's traces, a file per rank that was recorded (by default all), and give what they are of."""
     folder.mkdir(parents=True, exist_ok=True)
     simulated = simulated or simulate(job)
-    for rank in range(job.world):
+    for rank in range(job.world) if ranks is None else ranks:
         (folder / f"rank{rank}.json").write_bytes(encode(trace(job, simulated, rank)))
     return simulated

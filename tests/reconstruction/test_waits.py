@@ -191,18 +191,17 @@ class _NoRun:
 
     def __init__(self, message: PairedMessage) -> None:
         self._ops = [
-            {
-                "rank": op.rank, "position": op.position, "operation": "send" if op.is_send else "recv",
-                "start_ns": op.start_ns, "end_ns": op.end_ns, "kernel": op.position,
-            }
+            (op.rank, op.position, "send" if op.is_send else "recv", op.start_ns, op.end_ns, op.position)
             for op in message
-        ]  # fmt: skip
+        ]
 
-    def records(self, _sql: str) -> list[dict[str, object]]:
+    def rows(self, _sql: str) -> list[tuple[object, ...]]:
         return list(self._ops)
 
-    def arrow(self, _sql: str) -> pa.Table:
-        return pa.table({name: pa.array([], pa.int64()) for name in ("rank", "start_ns", "end_ns")})
+    def arrow(self, sql: str) -> pa.Table:
+        ops = self._ops if "FROM comms" in sql else []
+        columns = {"rank": 0, "position": 1, "start_ns": 3, "end_ns": 4}
+        return pa.table({name: pa.array([op[at] for op in ops], pa.int64()) for name, at in columns.items()})
 
 
 def _split(message: PairedMessage, pairs: list[PairedMessage]) -> list[Wait]:

@@ -7,25 +7,33 @@ meet in a gradient reduction; stage 0 is through last.
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
 from random import Random
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import pytest
+from helpers.made_job import MadeJob
+from helpers.made_traces import write_job
 from helpers.synthetic import pipeline
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tracetool.ingestion.runs import ingest
 from tracetool.model.action import ActionKind
 from tracetool.model.pipeline import P2P_MODES
-from tracetool.stragglers import stragglers_of
+from tracetool.reconstruction.capture.survey import Survey
+from tracetool.store.query import Lens
+from tracetool.stragglers import find_stragglers, stragglers_of
 from tracetool.stragglers.equalize import Averages, places
 from tracetool.stragglers.many import CompiledOrders, ManyReplays
 from tracetool.stragglers.step import Frame, JobStep, OutsideStretch, StepReplay, numbered
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
+    from functools import cached_property
+    from pathlib import Path
 
     from tracetool.model.pipeline import P2PMode, Pipeline
     from tracetool.stragglers import Stragglers, Suspect
@@ -339,3 +347,29 @@ def test_meetings_in_different_orders_are_replayed_one_at_a_time() -> None:
     assert none is None
     (times,) = stragglers_of([step]).steps
     assert times.measured_ns == StepReplay().step_ns(step) == (M + 1) * (F + B) + 200
+
+
+def test_twice_the_pipelines_are_read_by_as_many_queries_of_kernels(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two for all pipelines and steps: the first look at each, then all of them; the survey's index is made once."""
+    asked: Counter[str] = Counter()
+    before, index = Lens._asked, cast("cached_property[object]", vars(Survey)["moved_ns"])
+    indexed = index.func
+
+    def counted(self: Lens, sql: str, ask: Callable[..., Any]) -> object:
+        asked["kernels"] += "launched AS" in sql
+        return before(self, sql, ask)
+
+    def counted_index(self: Survey) -> object:
+        asked["index"] += 1
+        return indexed(self)
+
+    monkeypatch.setattr(Lens, "_asked", counted)
+    monkeypatch.setattr(index, "func", counted_index)
+    for pipelines in (2, 4):
+        write_job(tmp_path / f"{pipelines}", MadeJob(pp=2, dp=pipelines, steps=3))
+        run = ingest(tmp_path / f"{pipelines}", tmp_path / f"{pipelines}.run")
+        asked.clear()
+        assert len(find_stragglers(run).ranks) == pipelines
+        assert asked == {"kernels": 2, "index": 1}
