@@ -12,6 +12,8 @@ from helpers.recorded import ROOT, SAMPLES
 
 from tracetool.cli import run
 
+pytestmark = pytest.mark.usefixtures("asked_once")
+
 SAMPLE = str(SAMPLES / "h100-1f1b")
 OVER = ["--dc", "0-1,2-3", "--link", "dc0-dc1=25Gbit/s,10ms"]
 FEW = ["--schedule", "1f1b,geopipe,zb-h1,zb-h2,zb-v", *OVER]

@@ -6,14 +6,14 @@ import ast
 import re
 import shlex
 from collections import defaultdict
-from pathlib import Path
+from functools import cache
 from typing import TYPE_CHECKING
 
 import click
 import pytest
+from helpers.parsed import modules
 from helpers.recorded import SAMPLES
 
-import tracetool
 from tracetool.cli import cli, run
 from tracetool.cli.output import flags_of
 from tracetool.errors import BadTopology, Option, flags_now, typed_as
@@ -22,7 +22,6 @@ from tracetool.model.topology import parse_link
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-PACKAGE = Path(tracetool.__file__).parent
 FLAG = re.compile(r"(?<![\w-])--[a-z][\w-]*")
 COMMAND = re.compile(r"\b(?:tracetool|pip|msprof|nsys)\b[^'`]*")
 """A whole command line within a text, for people to type."""
@@ -39,9 +38,8 @@ LAUNCHING = "explore/launch.py"
 """What it says are flags of Megatron-LM and torchtitan, and a command of tracetool word by word."""
 
 
-def _texts(source: str) -> Iterator[str]:
+def _texts(tree: ast.Module) -> Iterator[str]:
     """String literals that are no docstrings, those of an f-string as one with {} for what it holds."""
-    tree = ast.parse(source)
     aside = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
     for node in ast.walk(tree):
         if isinstance(node, ast.JoinedStr):
@@ -51,11 +49,11 @@ def _texts(source: str) -> Iterator[str]:
             yield node.value
 
 
-def _library() -> Iterator[tuple[str, str]]:
-    for path in sorted(PACKAGE.rglob("*.py")):
-        room = path.relative_to(PACKAGE)
-        if room.parts[0] != "cli":
-            yield from ((room.as_posix(), text) for text in _texts(path.read_text(encoding="utf-8")))
+@cache
+def _library() -> list[tuple[str, str]]:
+    return [
+        (room.as_posix(), text) for room, tree in modules().items() if room.parts[0] != "cli" for text in _texts(tree)
+    ]
 
 
 def test_texts_of_the_library_name_no_flags() -> None:

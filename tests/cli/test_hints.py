@@ -17,6 +17,8 @@ from tracetool.reports.lines import wrapped
 if TYPE_CHECKING:
     from pathlib import Path
 
+pytestmark = pytest.mark.usefixtures("asked_once")
+
 SAMPLE = str(SAMPLES / "h100-1f1b")
 LEVEL2 = ("ascend", "Ascend+msinsight", "test", "st", "level2")
 

@@ -22,6 +22,8 @@ from tracetool.whatif.depth import RELEVANT_RATIO
 if TYPE_CHECKING:
     from pathlib import Path
 
+pytestmark = pytest.mark.usefixtures("asked_once")
+
 SAMPLE = str(SAMPLES / "h100-1f1b")
 NAMES = ["--schedule", "1f1b,geopipe,zb-h1"]
 OVER = ["--dc", "0-1,2-3", "--link", "dc0-dc1=25Gbit/s,10ms"]

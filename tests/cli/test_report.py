@@ -22,6 +22,8 @@ from tracetool.whatif.best import default_schedules
 if TYPE_CHECKING:
     from pathlib import Path
 
+pytestmark = pytest.mark.usefixtures("asked_once")
+
 SAMPLE = str(SAMPLES / "h100-1f1b")
 LINK = ["--dc", "0-1,2-3", "--link", "dc0-dc1=25Gbit/s,10ms"]
 

@@ -8,12 +8,15 @@ from itertools import pairwise, product
 from typing import TYPE_CHECKING
 
 import pytest
+from helpers.asked_once import answers_kept
 from helpers.recorded import ROOT, SAMPLES, data, looked_at, run_of
 
 from tracetool.cli import run
 from tracetool.errors import TraceToolError
+from tracetool.sweeps import bend
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
 pytestmark = pytest.mark.usefixtures("asked_once")
@@ -150,6 +153,16 @@ _STYLE = re.compile(r"\x1b\[[0-9;]*m")
 _UNIT = re.compile(r"\s*(ns|us|ms|s|%|GiB|MiB|KiB|Gbit/s)( |$)")
 
 
+@pytest.fixture(scope="module")
+def _coarse_knees(asked_once: None) -> Iterator[None]:
+    """Knees to a quarter octave: as wide on a screen as those to 1/512 of one, and fewer replays."""
+    with pytest.MonkeyPatch.context() as patch, answers_kept("coarse knees"):
+        patch.setattr(bend._highest, "__defaults__", ((4,),))
+        patch.setattr(bend, "_PARTS", (4,))
+        yield
+
+
+@pytest.mark.usefixtures("_coarse_knees")
 @pytest.mark.parametrize("name", ["h100-1f1b", "ascend-1f1b", *OWN, *SHARED])
 def test_every_recording_fits_the_screen(
     name: str,

@@ -22,6 +22,7 @@ _WORKING_OUT = (
     ("tracetool.reports.recording.summary", "run_summary"),
     ("tracetool.cli.facts", "crossing_facts"),
     ("tracetool.advice", "decide"),
+    ("tracetool.advice", "sweep"),
     ("tracetool.advice.cotune", "co_tune"),
     ("tracetool.explanation", "explain"),
     ("tracetool.sweeps", "sweep"),
@@ -31,21 +32,29 @@ _WORKING_OUT = (
     ("tracetool.overlap.answer", "answer_for"),
     ("tracetool.studies.geopipe.reproduce", "study_geopipe"),
 )
-"""Functions that commands import when they run. None of them depends on the terminal."""
+"""Functions that commands import when they run, or other ones of these call. None of them depends on the terminal."""
 
 
 @contextmanager
-def answers_kept() -> Iterator[None]:
-    """Meanwhile, commands that ask for the same again are given what was worked out before."""
+def answers_kept(apart: str = "") -> Iterator[None]:
+    """Meanwhile, commands that ask for the same again are given what was worked out before.
+
+    Args:
+        apart: What is worked out otherwise meanwhile: kept by itself, nobody else is given it.
+    """
     with pytest.MonkeyPatch.context() as patch:
         for module, name in _WORKING_OUT:
             room = import_module(module)
-            patch.setattr(room, name, _remembering(getattr(room, name)))
+            function = getattr(room, name)
+            patch.setattr(room, name, _remembering(getattr(function, _BY, function), apart))
         yield
 
 
+_BY = "worked_out_by"
+
+
 @cache
-def _remembering(function: Callable[..., Any]) -> Callable[..., Any]:
+def _remembering(function: Callable[..., Any], apart: str) -> Callable[..., Any]:
     known: dict[object, tuple[object, Any]] = {}
     signature = inspect.signature(function)
 
@@ -58,6 +67,7 @@ def _remembering(function: Callable[..., Any]) -> Callable[..., Any]:
             known[key] = asked, function(*values, **named)
         return copy(known[key][1])
 
+    setattr(remembered, _BY, function)
     return remembered
 
 
