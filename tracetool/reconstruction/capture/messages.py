@@ -104,8 +104,8 @@ _SHAPES_SQL = "SELECT count(*) FROM comms WHERE operation IN ('send', 'recv') AN
 def read_p2p(run: Run) -> dict[int, list[P2POp]]:
     """Every send and receive with a known peer, per rank in order of posting; shape announcements are left out."""
     ops: dict[int, list[P2POp]] = defaultdict(list)
-    for rank, *of_op in run.rows(_SQL, {"shape": SHAPE_MESSAGE_BYTES}):
-        ops[rank].append(P2POp(rank, *of_op))
+    for record in run.records(_SQL, {"shape": SHAPE_MESSAGE_BYTES}):
+        ops[record["rank"]].append(P2POp(**record))
     return dict(ops)
 
 
