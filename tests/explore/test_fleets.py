@@ -92,6 +92,16 @@ def test_without_prices_there_is_no_front_of_them(
     told = json.loads(capsys.readouterr().out)
     assert (told["price"], told["currency"], told["price_front"]) == (None, None, [])
     assert told["others"][0]["price"] > 0
+    assert run(["explore", *files, *FEW, "--or", str(tmp_path / "dearer.toml")]) == 0
+    assert "no plan is named for its price: two regions has none" in capsys.readouterr().out
+
+
+def test_prices_in_several_currencies_are_refused_ahead_of_the_search(
+    files: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "dearer.toml").write_text(DEARER.replace("USD", "EUR"))
+    assert run(["explore", *files, *FEW, "--or", str(tmp_path / "dearer.toml")]) == 2
+    assert "two regions in USD, one region in EUR" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from tracetool.errors import TraceToolError
 from tracetool.explore.crossing import tier_bytes
-from tracetool.explore.fleets import FleetPlan, elsewhere, price_front
+from tracetool.explore.fleets import FleetPlan, check_currencies, elsewhere, price_front
 from tracetool.explore.judge import Judge
 from tracetool.explore.progress import SearchWork
 from tracetool.explore.search import EXHAUSTIVE, RIVAL_RATIO, PlanSearch
@@ -186,8 +186,9 @@ def explore(
 
     Raises:
         BadTopology: If the job does not fit on the network.
-        ScenarioError: If the space holds no plan.
+        ScenarioError: If the space holds no plan, or fleets have prices in several currencies.
     """
+    check_currencies((space, *others))
     judge = Judge(space.workload)
     margin = RIVAL_RATIO if error_ratio is None else error_ratio
     work = work or SearchWork()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
+from tracetool.errors import ScenarioError
 from tracetool.explore.crossing import tier_bytes
 from tracetool.explore.judge import Judge
 from tracetool.explore.search import RIVAL_RATIO, PlanSearch
@@ -45,6 +46,19 @@ class PricedPlan(NamedTuple):
     workload: Workload
     judged: Judged
     price: float
+
+
+def check_currencies(spaces: Sequence[Space]) -> None:
+    """Refuse fleets whose prices cannot be held against each other.
+
+    Raises:
+        ScenarioError: If they are in several currencies.
+    """
+    choices = [space.workload.choice for space in spaces]
+    priced = [(each.network.name, each.price.currency) for each in choices if each.price is not None]
+    if len({currency for _, currency in priced}) > 1:
+        listed = ", ".join(f"{name} in {currency}" for name, currency in priced)
+        raise ScenarioError(f"fleets have prices in several currencies: {listed}.", hint="give all prices in one")
 
 
 def elsewhere(spaces: Sequence[Space], work: SearchWork, cut: list[str]) -> Iterator[FleetPlan]:

@@ -145,6 +145,10 @@ def _fleets(done: Exploration, best: Judged, *, verbose: bool) -> list[str]:
             f"{format_duration(there.step_ns)} ({there.step_ns / best.step_ns - 1:+.1%}){_costs(one.workload, there)}"
         )
         lines.append(f"  on {name}: {took}: {_named(there.plan)}")
+    fleets = [done.space.workload, *(one.workload for one in done.others)]
+    unpriced = [each.choice.network.name for each in fleets if each.choice.price is None]
+    if 0 < len(unpriced) < len(fleets):
+        lines.append(f"  no plan is named for its price: {', '.join(unpriced)} has none")
     shown = [best, *(one.results.best for one in done.others)]
     cheaper = [one for one in done.price_front if not any(one.judged is each for each in shown)]
     for each in cheaper if verbose else cheaper[-1:]:
