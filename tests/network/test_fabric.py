@@ -30,6 +30,22 @@ def test_fat_trees_of_a_radix_are_those_of_the_textbook() -> None:
         assert (found.tiers, found.switches) == (3, 5 * k * k // 4)
 
 
+@pytest.mark.parametrize(
+    ("kind", "devices", "domain", "switches"),
+    [
+        ("clos", 72, 8, 3 + 2),  # 3 leaves of 32 devices, 72 links up to 2 spines
+        ("clos", 1_000, 8, 32 + 16),
+        ("rail-only", 1_000, 8, 8 * (4 + 2)),  # rails of 125 devices, each with its own leaves and spines
+        ("rail-only", 256, 8, 4),  # two rails of 32 on each switch of 64
+        ("rail-only", 72, 8, 2),  # seven rails of 9 on one switch
+        ("rail-only", 512, 8, 8),
+    ],
+)
+def test_switches_that_are_not_full_are_whole_ones(kind: Kind, devices: int, domain: int, switches: int) -> None:
+    """Counted by hand, level by level."""
+    assert build(kind, devices, R, domain).switches == switches
+
+
 def test_what_rail_only_saves() -> None:
     """From 3 tiers to 2 saves 40 % and 33 %, to 1 saves 80 % and 67 %; a rail must fit into as many tiers."""
     clos = build("clos3", N, R, 8)
