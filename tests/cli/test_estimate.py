@@ -230,6 +230,7 @@ def test_what_is_refused(words: list[str], said: str, model: str, capsys: pytest
         ('{ recompute = "full" }', '{ recompute = "all" }', "full: "),
         ("step_s = 1.10", "step_s = 0.1", "even at the peak as it is would take"),
         ("step_s = 1.10", "step_s = 1000", "took longer than at 1 % of the peak"),
+        ("peak_tflops = 312", "peak_tflops = 312e12", "TFLOP/s, which no device has"),
         ("layers = 48", "layers = 48\nkv_heads = 64\n[model.experts]\ncount = 8\ntop = 2", ""),
     ],
 )

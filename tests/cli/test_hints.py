@@ -147,7 +147,7 @@ def test_many_traces_of_one_rank_are_one_conflict_with_a_hint(capsys: pytest.Cap
     ("verb", "option", "verbs"),
     [
         ("replay", "--bandwidth", "tracetool sweep, tracetool overlap"),
-        ("replay", "--or", "tracetool report, tracetool advise"),
+        ("replay", "--or", "tracetool report, tracetool advise, tracetool explore"),
         ("advise", "--fail-on", "tracetool compare"),
         ("replay", "--nothing-has-it", ""),
     ],

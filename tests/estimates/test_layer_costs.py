@@ -204,6 +204,19 @@ def test_what_cannot_be_is_refused(change: dict[str, Any], said: str) -> None:
         analytical_pipeline(GPT, replace(PLAIN, tensor_bandwidth_bytes_per_s=1), replace(HOW, **change))
 
 
+@pytest.mark.parametrize(
+    ("model", "said"),
+    [
+        (replace(GPT, kv_heads=3), "4 heads, which do not share 3 heads of keys and values"),
+        (replace(GPT, experts=Experts(8, 9)), "8 experts, and each token goes to 9"),
+    ],
+)
+def test_models_that_cannot_be_are_refused(model: Transformer, said: str) -> None:
+    with pytest.raises(ScenarioError, match=said) as caught:
+        analytical_pipeline(model, replace(PLAIN, tensor_bandwidth_bytes_per_s=1), HOW)
+    assert caught.value.hint
+
+
 def test_tensor_parallelism_needs_a_network_or_a_bandwidth() -> None:
     with pytest.raises(ScenarioError, match="how fast tensor-parallel ranks reach each other"):
         analytical_pipeline(GPT, PLAIN, HOW)

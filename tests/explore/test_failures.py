@@ -47,6 +47,18 @@ def test_a_tier_with_less_is_a_fleet_that_is_built_so(rule: str, failure: str, b
     assert failing.runs
 
 
+def test_groups_of_the_outermost_tier_are_those_that_it_joins() -> None:
+    """Links of ``wan`` are called wan0-wan1: each end is a DC."""
+    for number in (0, 1):
+        assert (
+            parse_failure(f"wan{number}.speed=80%", fleet()).slow
+            == parse_failure(f"dc{number}.speed=80%", fleet()).slow
+        )
+    with pytest.raises(ScenarioError, match="no wan2") as caught:
+        parse_failure("wan2.speed=80%", fleet())
+    assert caught.value.hint == "wan0 to wan1"
+
+
 def test_pipelines_within_a_slow_dc_hold_up_all() -> None:
     """Data-parallel ranks in both DCs: the window is that of the slow one, gradients meet after it."""
     plan = JobPlan(TRAINING, DP)

@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 
     from tracetool.network.file import NetworkChoice
 
+_MOST_TFLOPS = 100_000
+"""Far beyond any device."""
 _HINT = "schemas/model.schema.json; schemas/models has an example"
 
 _Size = Annotated[int, msgspec.Meta(ge=1, le=1 << 30)]
@@ -192,6 +194,11 @@ def _device(table: DeviceTable, at: str) -> tuple[Accelerator, float | None]:
         text = getattr(table, key)
         return 0 if text is None else parsed(f"{at}.{key}", text, parse_bandwidth_bytes_per_s)
 
+    if table.peak_tflops > _MOST_TFLOPS:
+        raise ScenarioError(
+            f"{at}.peak_tflops is {table.peak_tflops:,.0f} TFLOP/s, which no device has.",
+            hint="give TFLOP/s at 16 bit, dense: 989 of an H100",
+        )
     device = Accelerator(
         name=table.name,
         peak_flops=round(table.peak_tflops * 1e12),

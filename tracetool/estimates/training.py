@@ -136,10 +136,22 @@ class Training:
                     hint=f"choose a number of {name} that divides the {what}",
                 )
         sizes = (self.tensor, self.stages, self.microbatches, self.batch, self.sequence, self.context, self.chunks)
-        if min(*sizes, self.data, self.expert, device.peak_flops) <= 0 or not 0 < self.efficiency_ratio <= 1:
+        if min(*sizes, self.data, self.expert, device.peak_flops) <= 0:
+            raise ScenarioError(f"{model.name} on {device.name}: peak and sizes must be more than 0.")
+        if not 0 < self.efficiency_ratio <= 1:
             raise ScenarioError(
-                f"{model.name} on {device.name}: peak and sizes must be more than 0, the efficiency between 0 and "
-                f"100 % (it is {self.efficiency_ratio:.0%})."
+                f"an efficiency of {self.efficiency_ratio:.0%} is none of {device.name}.",
+                hint="it is the share of the peak that long products reach: between 0 and 100 %",
+            )
+        if model.heads % model.kv_heads:
+            raise ScenarioError(
+                f"{model.name} has {model.heads} heads, which do not share {model.kv_heads} heads of keys and values.",
+                hint="choose kv_heads that divide the heads",
+            )
+        if model.experts is not None and model.experts.top > model.experts.count:
+            raise ScenarioError(
+                f"{model.name} has {model.experts.count} experts, and each token goes to {model.experts.top}.",
+                hint="choose a top of at most count",
             )
         if self.expert > 1 and model.experts is None:
             raise ScenarioError(f"{model.name} has no experts to share among {self.expert} expert-parallel ranks.")

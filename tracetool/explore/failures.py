@@ -129,10 +129,15 @@ def _slow(where: str, left: float, workload: Workload) -> SlowGroup:
     match, network = _GROUP.match(where), workload.choice.network
     if match is None:
         raise ScenarioError(f"{where!r} is no group of devices.", hint="a tier and a number, as in dc1.speed=80%")
-    tier = network.tiers[network.number(match["tier"])]
-    number, groups = int(match["number"]), network.devices // tier.size
+    level, number = network.number(match["tier"]), int(match["number"])
+    if level and level == len(network.tiers) - 1:
+        # Of the outermost tier those that it joins are meant, as its links are called: dc0-dc1.
+        level -= 1
+    tier = network.tiers[level]
+    groups = network.devices // tier.size
     if number >= groups:
-        raise ScenarioError(f"{network.name} has no {where}.", hint=f"{tier.name}0 to {tier.name}{groups - 1}")
+        named = match["tier"]
+        raise ScenarioError(f"{network.name} has no {where}.", hint=f"{named}0 to {named}{groups - 1}")
     return SlowGroup(tier.name, number, left)
 
 

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from tracetool.overlap.program import Stream
-from tracetool.reconstruction.closeup.slowdown import DEFAULT_FACTORS
+from tracetool.reconstruction.closeup.slowdown import DEFAULT_FACTORS, FULL_GRID
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -44,7 +44,7 @@ class Physics:
     follow_ns: float = 1_300.0
     event_ns: float = 5_000.0
     lost_per_block: float = 2.0
-    moving_factor: float = DEFAULT_FACTORS["full-grid matrix product"]
+    moving_factor: float = DEFAULT_FACTORS[FULL_GRID]
     late_ns: float = 9_000.0
 
 

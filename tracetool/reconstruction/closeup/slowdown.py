@@ -43,8 +43,8 @@ _ATTENTION = re.compile(r"flash|fmha|attention|sdpa", re.IGNORECASE)
 SEPARATE = "on separate engines"
 """Class of kernels that share no core with communication: Ascend's, and all where the host does the communication."""
 
-_FULL_GRID, _PRODUCT, _ATTENDING, _OTHER = "full-grid matrix product", "matrix product", "attention", "other"
-DEFAULT_FACTORS: Mapping[str, float] = {_FULL_GRID: 1.47, _PRODUCT: 1.06, _ATTENDING: 1.07, _OTHER: 1.04}
+FULL_GRID, _PRODUCT, _ATTENDING, _OTHER = "full-grid matrix product", "matrix product", "attention", "other"
+DEFAULT_FACTORS: Mapping[str, float] = {FULL_GRID: 1.47, _PRODUCT: 1.06, _ATTENDING: 1.07, _OTHER: 1.04}
 """Factors of kernel classes where the trace shows none, for grids of 132 SMs beside a SendRecv of 8 blocks.
 
 Time beside communication over time alone of all runs of a class in rt1f1b_m8, zbh1_m8 and interleaved_m8 (H100,
@@ -70,7 +70,7 @@ def kernel_class(name: str, blocks: int | None, sm_count: int | None) -> str:
         return _OTHER
     # A grid of one block per SM leaves none idle that could take the blocks of those that are held.
     full = sm_count is not None and sm_count * 0.9 <= blocks <= sm_count
-    return _FULL_GRID if full else _PRODUCT
+    return FULL_GRID if full else _PRODUCT
 
 
 @lru_cache(maxsize=4096)

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from tracetool.estimates.asked import Estimated
     from tracetool.estimates.estimating import Estimate
     from tracetool.estimates.plans import PredictedPlan, PredictedPlans
+    from tracetool.estimates.training import Training
     from tracetool.reports.estimate.json import EstimateFacts
 
 _MOST_ROWS = 14
@@ -20,12 +21,17 @@ _LEAST_ROWS, _AROUND_ROWS = 3, 3
 """Measured runs that are shown at least, and lines around them: two blank ones and the head."""
 _SHARED = "devices share {tiers}: all pipelines are taken to send at once, and each has its part"
 _MODEL = "a derived model of this tool: tracetool help estimate"
+_SEEN_RANKS = 4
 _SEEN = "pairs of 0.6 ms and more were 5 % off on average, 17 % at most, shorter ones may wait for hosts"
 
 
-def overlap_text(way: str) -> str:
+def overlap_text(training: Training) -> str:
     """How layers overlap, and how sure what they take is."""
-    return f"layers overlap by {way}, an estimate: {_SEEN} (tracetool help overlap)"
+    way, ranks = training.overlap, training.tensor
+    beyond = ""
+    if way.startswith("p2p") and ranks > _SEEN_RANKS:
+        beyond = f"; how {ranks} ranks share NCCL's blocks for sends was seen of two and four alone"
+    return f"layers overlap by {way}, an estimate: {_SEEN}{beyond} (tracetool help overlap)"
 
 
 def headline(done: Estimate) -> str:
@@ -47,7 +53,7 @@ def render_estimate(estimated: Estimated, facts: EstimateFacts, *, verbose: bool
         f"  {job.model.name}, {job.model.parameters / 1e9:.1f} billion parameters, on "
         f"{format_count(job.training.devices, 'device')} ({job.device.name}): {_degrees(done)}",
         f"  {_basis(estimated, facts)}",
-        *([f"  {overlap_text(job.training.overlap)}"] if job.training.overlap != NO_OVERLAP else []),
+        *([f"  {overlap_text(job.training)}"] if job.training.overlap != NO_OVERLAP else []),
         f"  of the step: compute {_share(done.compute_ns, done)}, pipeline idle "
         f"{_share(done.window_ns - done.compute_ns, done)}, gradient reduction {_share(done.reduction_ns, done)}, "
         f"optimizer {_share(done.optimizer_ns, done)}; {done.tokens_per_s:,.0f} tokens/s",

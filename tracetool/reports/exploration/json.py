@@ -38,7 +38,12 @@ class JudgedInfo(msgspec.Struct, kw_only=True):
     window_ns: Annotated[int | None, doc("First forward to last backward; null if it cannot run.")]
     reduction_ns: Annotated[int | None, doc("Gradient reduction after the last backward; null if it cannot run.")]
     peak_hbm_bytes: Annotated[int | None, doc("Highest allocation of any device; null if it is unknown.")]
-    tier_bytes: Annotated[list[int] | None, doc("Bytes of a step over each tier, from the inside out.")]
+    tier_bytes: Annotated[
+        list[int] | None,
+        doc(
+            "Bytes of a step over each tier, from the inside out; of collectives what rings carry, the most of any way."
+        ),
+    ]
     refusal: Annotated[str | None, doc("Why it cannot run.")]
 
 
@@ -151,7 +156,9 @@ class ExplorationInfo(Head, kw_only=True):
     crossing_front: Annotated[
         list[JudgedInfo], doc("The fastest plan for each budget of bytes over the outermost tier, the fastest first.")
     ]
-    price: Annotated[float | None, doc("What a step of the best plan costs; null without a price.")]
+    price: Annotated[
+        float | None, doc("What a step of the best plan costs, by its `tier_bytes`; null without a price.")
+    ]
     currency: Annotated[str | None, doc("In which currency.")]
     price_front: Annotated[
         list[PricedInfo],

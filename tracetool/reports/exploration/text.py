@@ -34,7 +34,7 @@ def render_text(done: Exploration, failures: Failures | None = None, *, verbose:
     rows = table([("choice", "step", "T0/T1-1", "1-T1/T0", "best alone"), *choice_rows(done)])
     head, failing = [*wrapped(lines), *rows, ""], [] if failures is None else failure_lines(failures)
     others, looked_at = other_lines(done, best, verbose=verbose), searched(done)
-    after = [*failing, *others, *idle_lines(done)]
+    after = [*_fleets(done, best, verbose=verbose), *failing, *others, *idle_lines(done)]
     if verbose:
         shown = [*head, *wrapped([*after, *looked_at]), "", *_launch(done, best)]
     else:
@@ -109,8 +109,10 @@ def details(done: Exploration, best: Judged) -> list[str]:
     plan, how = best.plan, best.plan.training
     outer = done.space.workload.choice.network.tiers[-1].name
     crossing = tier_bytes(done.space.workload, plan)[-1]
-    gradients = "no gradients to sum"
+    gradients, most = "no gradients to sum", ""
     if how.data * how.context > 1:
+        # Bytes are counted as rings carry them, and nothing carries more.
+        most = "" if plan.collectives == "ring" else "at most "
         gradients = f"gradients reduced by {plan.collectives}"
         gradients += " beside the last backward" if how.overlap_reduction else ""
     turns = ", pipelines take turns on the link" if plan.sharing == "temporal" else ""
@@ -119,18 +121,16 @@ def details(done: Exploration, best: Judged) -> list[str]:
         f"  placed {plan.seats_rule}; {format_count(how.microbatches, 'microbatch')} of {how.batch}, recompute "
         f"{how.recompute}, {sent}{gradients}{turns}",
         f"  {format_size(best.peak_hbm_bytes)} of HBM on the fullest of {format_count(how.devices, 'device')}; "
-        f"{format_size(crossing)} over {outer} a step{_costs(done.space.workload, best)}",
-        *([f"  {overlap_text(how.overlap)}"] if how.overlap != NO_OVERLAP else []),
+        f"{most}{format_size(crossing)} over {outer} a step{_costs(done.space.workload, best, most)}",
+        *([f"  {overlap_text(how)}"] if how.overlap != NO_OVERLAP else []),
     ]
 
 
-def _costs(workload: Workload, judged: Judged) -> str:
+def _costs(workload: Workload, judged: Judged, most: str = "") -> str:
     price = price_of(workload, judged)
-    return (
-        ""
-        if price is None or workload.choice.price is None
-        else f"; {price:.4g} {workload.choice.price.currency} a step"
-    )
+    if price is None or workload.choice.price is None:
+        return ""
+    return f"; {most}{price:.4g} {workload.choice.price.currency} a step"
 
 
 def _fleets(done: Exploration, best: Judged, *, verbose: bool) -> list[str]:
@@ -212,7 +212,6 @@ def other_lines(done: Exploration, best: Judged, *, verbose: bool) -> list[str]:
         more = joint.step_ns / best.step_ns - 1
         if more > 0:
             lines.append(f"  only the joint choice gives {more:.1%} more than choosing one by one")
-    lines += _fleets(done, best, verbose=verbose)
     lines += _rivals(done, best, verbose=verbose)
     if done.unproven.judged is not None and done.unproven.judged.step_ns < best.step_ns:
         other = done.unproven.judged
@@ -226,7 +225,7 @@ def other_lines(done: Exploration, best: Judged, *, verbose: bool) -> list[str]:
         if not _is_unknown(one)
     )
     if known := list(took):
-        lines.append(f"  on the best: {', '.join(known)}")
+        lines.append(f"  step against the best's: {', '.join(known)}")
     turned = done.turned if verbose else done.turned[:1]
     lines += [
         f"  with {each.figure} off by {each.change_ratio:+.0%} another plan is {each.lost_ratio:.1%} faster: "

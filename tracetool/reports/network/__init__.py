@@ -280,10 +280,12 @@ def fabrics_text(info: FabricsInfo) -> bytes:
         parts = (one.tiers, one.switches, one.links, one.transceivers)
         rows.append((one.kind, *(f"{count:,}" for count in parts), *_priced(info, money), slower))
     lines += table(rows)
-    formulas = ["t tiers: (2t - 1) N/R switches, rounded up per level; t N links, two transceivers each; a rail has N/K devices."]
+    formulas = [
+        "t tiers: (2t - 1) N/R switches, whole ones per level, t N links, two transceivers each; a rail: N/K devices."
+    ]
     formulas += [
-        f"{one.kind} saves {one.saved_switches_ratio:.0%} of switches and {one.saved_links_ratio:.0%} of links: of what "
-        "these two cost, with any prices, it saves a share between (devices' ports stay)."
+        f"{one.kind} saves {one.saved_switches_ratio:.0%} of switches and {one.saved_links_ratio:.0%} of links: of "
+        "what these two cost, with any prices, it saves a share between (devices' ports stay)."
         for one in info.fabrics
         if one.saved_switches_ratio
     ]
