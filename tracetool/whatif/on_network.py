@@ -9,9 +9,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tracetool.errors import BadTopology, checked
-from tracetool.estimates.file import read_model
-from tracetool.estimates.many import estimate_many
-from tracetool.estimates.volumes import job_traffic as shapes_traffic
 from tracetool.model.dc_map import DCMap
 from tracetool.model.scenario import Scenario
 from tracetool.model.timeline import measure
@@ -279,6 +276,10 @@ def shapes_on(job: Job, choice: NetworkChoice, sizes: Sequence[int] = ()) -> OnN
     """
     training = job.training
     training.check(job.model, job.device)
+    # What sweeps of recordings have no use for, and takes long to import.
+    from tracetool.estimates.many import estimate_many
+    from tracetool.estimates.volumes import job_traffic as shapes_traffic
+
     traffic, network, placement = shapes_traffic(job.model, training, choice)
     seating = Seating(
         network,
@@ -337,5 +338,7 @@ def traffic(
     choice = network if isinstance(network, NetworkChoice) else read_network(Path(network))
     if isinstance(of, Path | str):
         names = [fit] if isinstance(fit, str) else list(fit)
+        from tracetool.estimates.file import read_model
+
         return shapes_on(read_model(Path(of), names, choice, timed=not sizes).job, choice, sizes)
     return recorded_on(of, reconstruct(of), choice, sizes)
