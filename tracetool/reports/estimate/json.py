@@ -51,7 +51,7 @@ class EstimateInfo(Head, kw_only=True):
     overlap: Annotated[str, doc("How layers run collectives of tensor parallelism beside their products.")]
     step_ns: Annotated[int, doc("First forward to the end of gradient reduction and optimizer.")]
     window_ns: Annotated[int, doc("First forward to last backward.")]
-    compute_ns: Annotated[int, doc("Compute of a rank in the window, mean over ranks.")]
+    compute_ns: Annotated[int, doc("Compute of a rank in the window, with collectives within layers; mean over ranks.")]
     bubble_ratio: Annotated[float, doc("Idle share of the window.")]
     reduction_ns: Annotated[int, doc("Gradient reduction after the last backward.")]
     optimizer_ns: Annotated[int, doc("Optimizer.")]

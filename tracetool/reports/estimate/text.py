@@ -54,7 +54,7 @@ def render_estimate(estimated: Estimated, facts: EstimateFacts, *, verbose: bool
         f"{format_count(job.training.devices, 'device')} ({job.device.name}): {_degrees(done)}",
         f"  {_basis(estimated, facts)}",
         *([f"  {overlap_text(job.training)}"] if job.training.overlap != NO_OVERLAP else []),
-        f"  of the step: compute {_share(done.compute_ns, done)}, pipeline idle "
+        f"  of the step: {_computing(job.training)} {_share(done.compute_ns, done)}, pipeline idle "
         f"{_share(done.window_ns - done.compute_ns, done)}, gradient reduction {_share(done.reduction_ns, done)}, "
         f"optimizer {_share(done.optimizer_ns, done)}; {done.tokens_per_s:,.0f} tokens/s",
     ]
@@ -73,6 +73,12 @@ def render_estimate(estimated: Estimated, facts: EstimateFacts, *, verbose: bool
     rows = table([MEASURED_HEAD, *shown]) if cells else []
     rows += [f"  {format_count(len(cells) - len(shown), 'run')} more: -v"] if len(shown) < len(cells) else []
     return ("\n".join([*head, "", *rows, *([""] if cells else []), *below]) + "\n").encode()
+
+
+def _computing(training: Training) -> str:
+    """What actions do: collectives within layers are in their time."""
+    alone = training.tensor == training.context == training.expert == 1
+    return "compute" if alone else "compute with collectives within layers"
 
 
 def _degrees(done: Estimate) -> str:
