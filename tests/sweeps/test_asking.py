@@ -109,10 +109,10 @@ GOOD = '[[scenario]]\nname = "a"\nbandwidth = "1Gbit/s"\nlatency = "1ms"\n'
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("", "missing required field 'scenario'"),
+        ("", "it lacks the field 'scenario'"),
         (GOOD + "latencies = 3", r"scenario\[0\]: .*unknown field 'latencies'; is 'latency' meant"),
         (GOOD + "microbatches = '8'", r"scenario\[0\]\.microbatches: Expected 'int"),
-        (GOOD + "microbatches = 0", r"scenario\[0\]\.microbatches: Expected 'int' >= 1"),
+        (GOOD + "microbatches = 0", r"scenario\[0\]\.microbatches: a whole number >= 1 is expected"),
         (GOOD + GOOD, "two scenarios are called 'a'"),
         (GOOD + "hbm = '80'", r"scenario\[0\]\.hbm: '80' has no unit"),
         (GOOD + "dc = '0-x'", r"scenario\[0\]\.dc: .*no range"),

@@ -16,7 +16,7 @@ from tracetool.explore.space import placement_rules
 from tracetool.model.pipeline import BY_EDGE
 from tracetool.model.scenario import LINK_SHARINGS, Scenario
 from tracetool.network.placement import DIMENSIONS
-from tracetool.schedules import kind_of
+from tracetool.schedules import SCHEDULES, kind_of
 from tracetool.schedules.names import takes_chunks
 from tracetool.units import format_count
 from tracetool.whatif.best import default_schedules, recorded_schedule
@@ -96,8 +96,6 @@ WAY_AXES: tuple[AxisName, ...] = (
 """Fields of ``RecordedWay``."""
 RECORDED_AXES: tuple[AxisName, ...] = ("schedule", "depth", *WAY_AXES)
 """What of a recorded job can be chosen."""
-LISTED = "greedy"
-"""The order that is made from a recording's costs, the fleet's links and the limit of memory in no time to speak of."""
 _NOT_OWN = frozenset({"chunks", "routing", "compression"})
 """Axes along which nothing is tried by itself."""
 
@@ -205,9 +203,11 @@ class RecordedSpace:
         if axis in self.left or axis in _NOT_OWN:
             return base
         pipeline = self.recording.pipeline
+        # Their orders follow from the recording's costs, the fleet's links and the limit of memory.
+        listed = (name for name in SCHEDULES.names() if SCHEDULES.get(name).is_listed)
         own: Mapping[str, Values] = {
             "placement": placement_rules(self.choice.network),
-            "schedule": (*default_schedules(pipeline.observed), LISTED),
+            "schedule": (*default_schedules(pipeline.observed), *listed),
             "p2p": () if pipeline.p2p in BY_EDGE else ("per-edge",),
             "sharing": LINK_SHARINGS,
             "microbatch": tuple(size.sequences for size in self._equal_sizes),

@@ -77,6 +77,7 @@ class ScheduleKind:
         least_chunks: Stages per rank that it needs at least.
         placement: How it places several stages per rank.
         needs_costs: Whether its order follows from a problem (costs, links, memory), not from the shape alone.
+        is_listed: Whether such an order is made by list scheduling: in no time to speak of.
         heeds: What it may be told that most schedules have no use for.
         recognition_rank: Where several are what was recorded, the lowest of its shape names it; None is never sought.
         options_in: With what an order could have been built, if it is this schedule.
@@ -97,6 +98,7 @@ class ScheduleKind:
     least_chunks: int = 1
     placement: Placement = "loop"
     needs_costs: bool = False
+    is_listed: bool = False
     heeds: frozenset[Heeded] = frozenset()
     recognition_rank: int | None = None
     options_in: Callable[[Schedule], Iterable[ScheduleOptions]] = lambda _observed: (ScheduleOptions(),)

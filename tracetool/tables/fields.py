@@ -60,6 +60,8 @@ def as_struct(kind: type[S], /, *sources: object, **given: object) -> S:
 
 _TEXT_EXPECTED = re.compile(r"Expected `str(?: \| null)?`, got `(\w+)`")
 
+_BOUND_EXPECTED = re.compile(r"Expected `(int|float)(?: \| null)?` (>=|<=|>|<) (\S+)")
+
 
 def read_toml(path: Path, kind: type[S], hint: str) -> S:
     """A struct from a TOML file.
@@ -99,7 +101,22 @@ def _fault(error: msgspec.ValidationError, kind: type[msgspec.Struct]) -> str:
     expected = _TEXT_EXPECTED.fullmatch(text)
     if expected:
         text = f"{expected[1]} stands where text in quotes is expected, with its unit if it has one (such as '78%')"
-    return (f"{key}: " if key else "") + text.rstrip(".").replace("`", "'").replace("Object", "it") + end
+    bound = _BOUND_EXPECTED.fullmatch(text)
+    if bound:
+        text = f"a {'whole number' if bound[1] == 'int' else 'number'} {bound[2]} {bound[3]} is expected"
+    if text.startswith("Invalid enum value"):
+        known = ", ".join(_known_values(kind, key))
+        text = text.replace("Invalid enum value", "there is no") + (f"; known: {known}" if known else "")
+    text = text.replace("Object missing required field", "it lacks the field").replace("Object", "it")
+    return (f"{key}: " if key else "") + text.rstrip(".").replace("`", "'") + end
+
+
+def _known_values(kind: type[msgspec.Struct], key: str) -> list[str]:
+    """What a key may be, of those that have few values; none if that is not told."""
+    name = re.sub(r"\[.*?\]", "", key).rpartition(".")[2]
+    _, schemas = msgspec.json.schema_components([kind])
+    fields = [schema["properties"][name] for schema in schemas.values() if name in schema.get("properties", {})]
+    return list(dict.fromkeys(map(str, (value for field in fields for value in field.get("enum", ())))))
 
 
 def _keys(kind: type[msgspec.Struct]) -> list[str]:

@@ -39,4 +39,5 @@ SCHEDULE = ScheduleKind(
     in_flight="as the memory limit allows",
     build=build,
     needs_costs=True,
+    is_listed=True,
 )
