@@ -156,28 +156,31 @@ def test_a_network_and_its_short_form_are_not_given_together() -> None:
 
 
 def test_data_parallel_collectives_of_two_tiers_run_as_they_are_asked_to() -> None:
-    """Groups of four over two pairs: hierarchical hands a half across, a ring three quarters twice.
+    """Groups of four over two pairs: hierarchical hands a half across, a ring three quarters twice, trees a half each.
 
-    64 MiB at 1 GB/s across: a ring's edge carries 2 · 3/4 V, both hierarchical rings across 2 · 1/2 · V/2 each.
+    64 MiB at 1 GB/s across: a ring's edge carries 2 · 3/4 V, both hierarchical rings across 2 · 1/2 · V/2 each, and
+    each of two trees V/2 up and as much down.
     """
     tiers = Tier("hb", 2, 450 * 10**9), Tier("dc", 4, 10**9, 0, "pair")
     seats = Seating(Network("n", tiers), ((0, 1, 2, 3),), tuple((rank, rank) for rank in range(4)))
     use = CollectiveUse("allreduce", (0, 1, 2, 3), 64 << 20, own_ns=600_000)
     payload = 64 << 20
-    ring_ns, layered_ns = (
+    ring_ns, layered_ns, trees_ns = (
         over_links(
             use, Topology(dcs=("hb0",), seating=replace(seats, algorithms=((frozenset(range(4)), how),))), PLACES
         )
-        for how in ("ring", "hierarchical")
+        for how in ("ring", "hierarchical", "tree")
     )
     assert ring_ns is not None
     assert layered_ns is not None
+    assert trees_ns is not None
     assert ring_ns.occupied_ns == round(2 * 3 / 4 * payload)
     # Reduce-scatter and all-gather inside pairs take (1/2) / (3/4) of what the ring over four took.
     assert layered_ns.duration_ns == 2 * round(1 / 2 * payload) + 400_000
     auto = over_links(use, Topology(dcs=("hb0",), seating=seats), PLACES)
     assert auto is not None
-    assert auto.duration_ns == min(ring_ns.duration_ns, layered_ns.duration_ns)
+    assert trees_ns.occupied_ns == payload
+    assert auto.duration_ns == trees_ns.duration_ns < min(ring_ns.duration_ns, layered_ns.duration_ns)
 
 
 def test_more_of_a_tier_is_more_for_messages_and_collectives_alike() -> None:
