@@ -67,7 +67,10 @@ def render_recorded_page(done: RecordedExploration, facts: CallFacts) -> bytes:
     front = [
         Row(
             Cell("unknown" if (need := plan.point.needed_bytes) is None else format_size(need), need),
-            (Cell(format_duration(plan.step_ns), plan.step_ns), Cell(f"{plan.text}, {plan.way.text}")),
+            (
+                Cell(format_duration(plan.step_ns), plan.step_ns),
+                Cell(f"{plan.text}, {plan.way.text}; {recorded.crossing_text(done, plan)}"),
+            ),
         )
         for plan in done.front
     ]

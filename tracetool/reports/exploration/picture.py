@@ -112,10 +112,15 @@ def _draw_front(
         return [size / 2**30 for size, _ in dots], [step_ns / 1e9 for _, step_ns in dots]
 
     axes.scatter(*drawn(every), 10, GREY, alpha=0.5, label="replayed")
-    if ahead:
-        axes.step(*drawn(sorted(ahead)), where="post", marker="o", color=SERIES[0], label="front")
+    # A plan may be in front for its bytes alone: it is no step of this line.
+    line: list[_Dot] = []
+    for dot in sorted(ahead):
+        if not line or dot[1] < line[-1][1]:
+            line.append(dot)
+    if line:
+        axes.step(*drawn(line), where="post", marker="o", color=SERIES[0], label="front")
     if base:
-        axes.scatter(*drawn(base), marker="x", color=SERIES[1], label=name)
+        axes.scatter(*drawn(base), marker="x", color=SERIES[1], label=name, zorder=3)
     if limit is not None:
         axes.axvline(limit / 2**30, color=GREY, linestyle="--", linewidth=0.8)
     axes.set_xlabel("GiB of HBM on the fullest device" if every else "memory is not known")

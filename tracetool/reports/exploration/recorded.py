@@ -133,7 +133,9 @@ def render_recorded_text(done: RecordedExploration, *, verbose: bool = False) ->
     rows = table([("choice", "step", "T0/T1-1", "1-T1/T0", "best alone"), *choice_rows(done, best)])
     head = [*wrapped([headline(done, best), *details(done, best), ""]), *rows, ""]
     after = other_lines(done, best, verbose=verbose)
-    return ("\n".join([*head, *wrapped(after)] if verbose else on_one_screen(head, after)) + "\n").encode()
+    if verbose:
+        return ("\n".join([*head, *wrapped([*front_lines(done), *after])]) + "\n").encode()
+    return ("\n".join(on_one_screen(head, after)) + "\n").encode()
 
 
 def nothing(done: RecordedExploration) -> str:
@@ -164,7 +166,6 @@ def other_lines(done: RecordedExploration, best: RecordedPlan, *, verbose: bool)
         more = joint.step_ns / best.step_ns - 1
         lines.append(f"  only the joint choice gives {more:.1%} more than choosing one by one")
     lines += _near(done, best, verbose=verbose)
-    lines += [f"  {text}" for text in front_lines(done)] if verbose else []
     unasked = {"overlap"} if not done.space.overlaps else set()
     unasked |= {"microbatch"} if done.space.sizes is None else set()
     idle = [one.name for one in done.alone if not _gains(done, one) and one.name not in unasked]
@@ -182,17 +183,20 @@ def _costs(done: RecordedExploration, plan: RecordedPlan) -> str:
 
 def front_lines(done: RecordedExploration) -> list[str]:
     """The fastest plans within ever less memory and ever fewer bytes over the outermost tier."""
-    outer = done.space.choice.network.tiers[-1].name
     lines = []
     for plan in done.front:
-        needed, moved = plan.point.needed_bytes, tier_bytes(done.space, plan)
+        needed = plan.point.needed_bytes
         holds = "unknown HBM" if needed is None else f"{format_size(needed)} of HBM"
-        crosses = "unknown bytes" if moved is None else format_size(moved[-1])
-        lines.append(
-            f"with {holds} and {crosses} over {outer}: {format_duration(plan.step_ns)}{_costs(done, plan)}: "
-            f"{plan.text}, {plan.way.text}"
-        )
+        took = f"{format_duration(plan.step_ns)}{_costs(done, plan)}"
+        lines.append(f"  with {holds} and {crossing_text(done, plan)}: {took}: {plan.text}, {plan.way.text}")
     return lines
+
+
+def crossing_text(done: RecordedExploration, plan: RecordedPlan) -> str:
+    """What a plan moves over the outermost tier."""
+    moved = tier_bytes(done.space, plan)
+    size = "unknown bytes" if moved is None else format_size(moved[-1])
+    return f"{size} over {done.space.choice.network.tiers[-1].name}"
 
 
 def headline(done: RecordedExploration, best: RecordedPlan) -> str:
