@@ -133,17 +133,7 @@ def call_time(variant: str, shape: LayerShape, machine: Machine, timing: Timing)
 
 
 def device_time_ns(variant: str, shape: LayerShape, machine: Machine, timing: Timing) -> float:
-    """What one call of a variant would take if the host took no time.
-
-    Args:
-        variant: Its name.
-        shape: The layer.
-        machine: What runs it.
-        timing: How calls are timed.
-
-    Raises:
-        BadQuery: If the variant cannot be run; see ``variants.refusal``.
-    """
+    """What one call of a variant would take if the host took no time; asked as ``call_time``."""
     free = replace(machine, call_ns=NO_HOST_NS)
     issued = issue_calls(variant, shape, free, calls=timing.calls, ahead_ns=timing.host_ahead_ns)
     return (last_end_ns(issued, [False, True]) - timing.host_ahead_ns) / timing.calls
