@@ -192,3 +192,30 @@ def test_a_wide_table_stays_within_80_columns(
     lines = [line for line in capsys.readouterr().out.splitlines()[1:] if not line.startswith("Next:")]
     assert max(map(len, lines)) <= 80
     assert any("best schedule" in line and "link" in line for line in lines)
+
+
+def test_many_figures_of_a_tier_are_summed_up(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """Nine bandwidths: how often each schedule is best, and from which on no other is faster beyond the error.
+
+    Steps, schedules and errors are those of the JSON, where the same is worked out from the points.
+    """
+    network = tmp_path / "n.toml"
+    network.write_text(
+        'placement = "tp in hb, pp across dc"\n[[tier]]\nname = "hb"\nsize = 2\nbandwidth = "450GB/s"\n'
+        '[[tier]]\nname = "dc"\nsize = 4\nshared_by = "pair"\nbandwidth = "25Gbit/s"\nlatency = "10ms"\n'
+    )
+    words = [SAMPLE, "--network", str(network), "--schedule", "1f1b,geopipe", "--tier", "dc.bandwidth=25..100Gbit/s"]
+    assert run(["sweep", *words, "--json"]) == 0
+    points = json.loads(capsys.readouterr().out)["points"]
+    names = list(dict.fromkeys(point["scenario"] for point in points))
+    assert len(names) > 6
+    best = [min((p for p in points if p["scenario"] == name), key=lambda p: p["step_ns"]) for name in names]
+    assert run(["sweep", *words]) == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    assert shown.startswith(f"Best of {len(names)} scenarios: ")
+    named = next(name for name in names if f"{name} is the first that none beats by more than" in shown)
+    chosen, fastest = best[names.index(named)], min(best, key=lambda p: p["step_ns"])
+    error = float(shown.split("difference (±")[1].split("%")[0]) / 100
+    assert chosen["step_ns"] <= fastest["step_ns"] / (1 - error - 0.005)
+    for slower in best[: names.index(named)]:
+        assert slower["step_ns"] > fastest["step_ns"] * (1 + error - 0.01)

@@ -20,6 +20,7 @@ from tracetool.reports.advice import PlanBar, bars_figure, pays_text, sentences
 from tracetool.reports.picture import RED, link_ticks, log_ticks
 from tracetool.sweeps.results import scenario_of
 from tracetool.units import format_bandwidth, format_bits, format_count, format_duration, format_ranges, format_size
+from tracetool.whatif.accuracy import change_error_ratio, format_error
 from tracetool.whatif.best import nothing_fits, plan_name, unchecked
 
 if TYPE_CHECKING:
@@ -37,6 +38,8 @@ MOST_FACETS = 12
 
 _HELD = ("scenario", "dcs", "microbatches", "hbm_bytes", "p2p", "overlap", "tensor_bandwidth_bytes_per_s")
 _LONG = 24
+_MOST_OFFERS = 6
+"""Of more named scenarios, such as an axis of a tier's figures, there is a summary instead of a sentence on each."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -323,24 +326,41 @@ def map_of(dcs: Sequence[str]) -> str:
 
 
 def best_sentences(swept: Sweep, most: int | None = None) -> list[str]:
-    """What to run in each named scenario; else what is best in how many, and where more bandwidth stops paying.
+    """What to run in each of a few named scenarios; else what is best in how many, and from where more stops paying.
 
     Args:
         swept: The sweep.
         most: As ``sentences`` takes it.
     """
-    if swept.decision is not None:
-        return sentences(swept.decision, most)
+    decision = swept.decision
+    if decision is not None and len(decision.offers) <= _MOST_OFFERS:
+        return sentences(decision, most)
     count = Counter(each.point.schedule for each in swept.best if each.point is not None)
     if not count:
         return [f"In every scenario {nothing_fits(unchecked(swept.points))}."]
     often = ", ".join(_over(swept, name) for name, _ in count.most_common())
     best = f"Best of {format_count(len(swept.best), 'scenario')}: {often}"
     knees = [knee for knee in swept.knees if knee.bandwidth_bytes_per_s and count[knee.schedule]]
-    if not knees:
-        return [f"{best}."]
-    far = max(knees, key=lambda knee: (count[knee.schedule], knee.at_latency_ns or 0))
-    return [f"{best}; for {pays_text(far.schedule, far.bandwidth_bytes_per_s or 0, far.at_latency_ns or 0)}."]
+    if knees:
+        far = max(knees, key=lambda knee: (count[knee.schedule], knee.at_latency_ns or 0))
+        return [f"{best}; for {pays_text(far.schedule, far.bandwidth_bytes_per_s or 0, far.at_latency_ns or 0)}."]
+    return [f"{best}.", *([] if decision is None else _first_as_good(swept))]
+
+
+def _first_as_good(swept: Sweep) -> list[str]:
+    """The first of named scenarios than which none is faster by more than the error of the difference."""
+    named = [(each.among.scenario or "", each.point) for each in swept.best if each.point is not None]
+    fastest = min((point for _, point in named), key=lambda point: point.step_ns or 0)
+    for name, point in named:
+        change = (fastest.step_ns or 0) / (point.step_ns or 1) - 1
+        error = change_error_ratio(point.known_error, fastest.known_error, change)
+        if error is None:
+            break
+        if -change <= error:
+            took = f"{format_duration(point.step_ns or 0)} with {point.schedule}"
+            sure = f"the error of the difference (±{format_error(error)})"
+            return [f"{name} is the first that none beats by more than {sure}: {took}."]
+    return []
 
 
 def _over(swept: Sweep, name: str) -> str:
