@@ -213,7 +213,10 @@ def first_sentence(carried: OnNetwork) -> str:
 
 
 def _notes(carried: OnNetwork) -> list[str]:
-    notes = ["Bytes that ranks hand each other: of collectives what rings carry, of all-to-alls straight sends."]
+    notes = [
+        "Bytes that ranks hand each other: of collectives what rings carry, of all-to-alls straight sends. Occupied is "
+        "by these; hierarchical collectives and trees pass outer tiers with fewer."
+    ]
     if carried.job.unrecorded:
         notes.append(f"note: {carried.job.unrecorded} ranks were not recorded: what only they send is not in it")
     if carried.job.unsized:
