@@ -324,8 +324,9 @@ class UnknownName(TraceToolError):
 
     def __init__(self, kind: str, name: str, known: Iterable[str], *, hint: str | None = None) -> None:
         names = sorted(known)
-        close = difflib.get_close_matches(name if name.isupper() else name.lower(), names, n=2, cutoff=0.6)
-        guess = f" Did you mean {' or '.join(repr(c) for c in close)}?" if close else ""
+        alike = {each.lower(): each for each in names}
+        close = [alike[each] for each in difflib.get_close_matches(name.lower(), alike, n=2, cutoff=0.6)]
+        guess = f" Did you mean {' or '.join(map(repr, close))}?" if close else ""
         super().__init__(f"no {kind} named {name!r}.{guess}", hint=hint or f"known: {', '.join(names)}")
 
 

@@ -126,6 +126,7 @@ def test_a_trace_without_rank(capsys: pytest.CaptureFixture[str], tmp_path: Path
     ("arguments", "says"),
     [
         (["--schedule", "geopip"], "Did you mean 'geopipe'"),
+        (["--schedule", "GEOPIP"], "Did you mean 'geopipe'"),
         (["--schedule", "geopipe", "--dc", "0-1,2-3", "--link", "dc0-dc1=25,10ms"], "'25' has no unit"),
         (["--dc", "0-1,2-3", "--link", "dc0-dc1=25Gbit/s,10"], "'10' has no unit"),
         (["--hbm", "80"], "'80' has no unit"),
