@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import dataclasses
 import random
 
 import numpy as np
 import pyarrow as pa
 import pytest
 
+from tracetool.readers import SourceReport
+from tracetool.readers.cuda import CommKernel
+from tracetool.readers.nsys import posts
 from tracetool.readers.nsys.columns import column_as, column_of
+from tracetool.readers.nsys.comms import comm_records
 from tracetool.readers.nsys.correlations import Correlations
 from tracetool.readers.nsys.nvtx import Named, labelled_message, read_names
+from tracetool.readers.nsys.posts import Kernels, Post, Posts
 from tracetool.readers.nsys.spans import OpenOps, in_order, side_by_side
 
 
@@ -133,3 +139,44 @@ def test_names_of_ranges() -> None:
     assert labelled_message("nccl:send 0->1") == ("send", 1)
     assert labelled_message("nccl:recv 0<-3") == ("recv", 3)
     assert labelled_message("nccl:coalesced") is None
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_operations_get_the_same_kernels_however_few_are_gone_through_at_a_time(
+    seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Against all of them at once, whose rules the readers' other tests hold."""
+    chance = random.Random(seed)  # noqa: S311 - a test's dice
+
+    def records_of(slice_: int) -> list[tuple[object, ...]]:
+        monkeypatch.setattr(posts, "_SLICE", slice_)
+        dice, calls, kernels = random.Random(seed), Posts(), Kernels()  # noqa: S311 - a test's dice
+        moments = [dice.randrange(60) for _ in range(40)]
+        for posted_ns in moments if seed % 2 else sorted(moments):
+            operation = dice.choice(["send", "recv", "allreduce"])
+            calls.add(Post(operation, posted_ns, dice.randrange(3), dice.choice([None, 0, 8]), dice.choice([None, 1])))
+        for start_ns in sorted(dice.randrange(60, 200) for _ in range(30)):
+            kernels.add(
+                CommKernel(
+                    name=dice.choice(["ncclDevKernel_SendRecv", "ncclKernel_AllReduce"]), start_ns=start_ns,
+                    end_ns=start_ns + 1, stream=dice.choice([None, 7]), external_id=None, launch_ns=dice.randrange(65),
+                    launch_thread=dice.choice([None, 0, 1]),
+                )
+            )  # fmt: skip
+        report = SourceReport()
+        records = list(comm_records(calls, kernels, {}, 0, report))
+        assert sum(r.batch is not None for r in records) >= 25
+        return [*(dataclasses.astuple(r) for r in records), *((note.code, note.text) for note in report.notes)]
+
+    whole = records_of(1 << 12)
+    assert records_of(chance.choice([1, 2])) == records_of(7) == whole
+
+
+def test_ids_of_communicators_take_all_bits() -> None:
+    calls = Posts()
+    written = [
+        Post("send", -n, 1, 2**57, 2**30, name) for n, name in enumerate([None, "1", str(2**63), str(2**64 - 1)])
+    ]
+    for post in written:
+        calls.add(post)
+    assert list(calls) == written[::-1] == list(calls)

@@ -9,13 +9,13 @@ from __future__ import annotations
 import re
 from bisect import bisect_left, bisect_right
 from collections import defaultdict
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from tracetool.model.notice import SourceCode
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
     from tracetool.readers import SourceReport
 
@@ -82,29 +82,65 @@ def operation_of_kernel(name: str) -> str:
     return match[1].lower() if match else "unknown"
 
 
+@dataclass(slots=True)
+class Launched:
+    """How far launches were gone through, in order of time.
+
+    Attributes:
+        since_ns: Of each thread, when it last launched communication.
+        count: Launches so far, which is the number of the next batch.
+    """
+
+    since_ns: dict[int | None, int] = field(default_factory=lambda: defaultdict(int))
+    count: int = 0
+
+
 def attach_kernels(records: list[CommRecord], kernels: Iterable[CommKernel], report: SourceReport) -> list[CommRecord]:
-    """Give each record its kernel's stream and times; operations launched together share a batch.
+    """Give each record its kernel's stream and times, see :func:`attach`; kernels without any stand behind them."""
+    records.sort(key=lambda r: r.posted_ns)
+    bare = attach(records, sorted(kernels, key=lambda k: k.launch_ns), Launched())
+    if bare:
+        note_bare(report)
+    return sorted([*records, *bare], key=lambda r: r.posted_ns)
+
+
+def note_bare(report: SourceReport) -> None:
+    """Say that kernels stand without what the host posted."""
+    report.note(
+        SourceCode.BYTES_UNKNOWN,
+        "communication kernels have no host record: what they moved is unknown",
+    )
+
+
+def attach(records: Sequence[CommRecord], kernels: Sequence[CommKernel], launched: Launched) -> list[CommRecord]:
+    """Give records their kernels' stream and times; operations launched together share a batch.
 
     A kernel linked to a record by ``External id`` belongs to it. Any other one belongs to the send and
     receive records posted on its thread since the previous communication launch there. A kernel without
     any becomes a record of its own, of which only the operation in its name is known.
+
+    Args:
+        records: In order of posting.
+        kernels: In order of their launches.
+        launched: What was launched before; moves on.
+
+    Returns:
+        The records of kernels without any, in order of launches.
     """
-    records.sort(key=lambda r: r.posted_ns)
     linked = {r.external_id: r for r in records if r.external_id is not None}
     posted: dict[int | None, list[CommRecord]] = defaultdict(list)
     for record in records:
         if record.operation in P2P:
             posted[record.thread].append(record)
-    last_launch: dict[int | None, int] = defaultdict(int)
     bare: list[CommRecord] = []
-    for batch, kernel in enumerate(sorted(kernels, key=lambda k: k.launch_ns)):
+    for kernel in kernels:
         thread = kernel.launch_thread
         own = linked.get(kernel.external_id) if kernel.external_id is not None else None
         if own is not None:
             members = [own]
         else:
             queue = posted[thread]
-            first = bisect_left(queue, last_launch[thread], key=lambda r: r.posted_ns)
+            first = bisect_left(queue, launched.since_ns[thread], key=lambda r: r.posted_ns)
             last = bisect_right(queue, kernel.launch_ns, key=lambda r: r.posted_ns)
             members = [r for r in queue[first:last] if r.batch is None]
         if not members:
@@ -122,12 +158,7 @@ def attach_kernels(records: list[CommRecord], kernels: Iterable[CommKernel], rep
             ]
             bare += members
         for member in members:
-            member.batch, member.stream = batch, kernel.stream
+            member.batch, member.stream = launched.count, kernel.stream
             member.start_ns, member.end_ns = kernel.start_ns, kernel.end_ns
-        last_launch[thread] = kernel.launch_ns
-    if bare:
-        report.note(
-            SourceCode.BYTES_UNKNOWN,
-            "communication kernels have no host record: what they moved is unknown",
-        )
-    return sorted([*records, *bare], key=lambda r: r.posted_ns)
+        launched.since_ns[thread], launched.count = kernel.launch_ns, launched.count + 1
+    return bare

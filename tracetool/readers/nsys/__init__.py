@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 import shlex
 from collections import defaultdict
+from itertools import islice
 from typing import TYPE_CHECKING
 
 from tracetool.errors import MalformedTrace
@@ -31,7 +32,7 @@ from tracetool.readers.nsys.stored import is_events_form, is_lines
 from tracetool.units import format_count
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
     from pathlib import Path
 
     import pyarrow as pa
@@ -121,21 +122,18 @@ class NsysReader:
                 yield "events", rows
             yield "steps", rows_table("steps", [(rank, *step, None, None) for step in events.ranges.steps])
             communicators = {c.name: c for c in own.communicators}
-            records = comm_records(
-                events.ranges.take_calls(), events.ranges.labels, events.kernels, communicators, rank, report
-            )
-            for first in range(0, len(records), _CHUNK_ROWS):
-                rows = [
-                    (
-                        rank, position, r.operation, r.group, r.group_ranks, r.peer, r.payload_bytes, r.posted_ns,
-                        r.thread, r.batch, r.stream, r.start_ns, r.end_ns, r.evidence, None, r.communicator,
-                    )
-                    for position, r in enumerate(records[first : first + _CHUNK_ROWS], first)
-                ]  # fmt: skip
-                yield "comms", rows_table("comms", rows)
-            memory = list(events.memory_rows())
-            if memory:
-                yield "memory", rows_table("memory", memory)
+            posts = events.ranges.calls if events.ranges.calls.count else events.ranges.labels
+            records = comm_records(posts, events.kernels, communicators, rank, report)
+            for chunk in _chunks(
+                (
+                    rank, position, r.operation, r.group, r.group_ranks, r.peer, r.payload_bytes, r.posted_ns,
+                    r.thread, r.batch, r.stream, r.start_ns, r.end_ns, r.evidence, None, r.communicator,
+                )
+                for position, r in enumerate(records)
+            ):  # fmt: skip
+                yield "comms", rows_table("comms", chunk)
+            for chunk in _chunks(events.memory_rows()):
+                yield "memory", rows_table("memory", chunk)
             stored.record_gaps(report)
             if report.rows == 0 and stored.damaged:
                 raise stored.malformed()
@@ -150,6 +148,12 @@ def _own(source: Source) -> ProcessSource:
     if not isinstance(source, ProcessSource):
         raise TypeError(f"{source.path} is no source of this reader")
     return source
+
+
+def _chunks(rows: Iterable[tuple[object, ...]]) -> Iterator[list[tuple[object, ...]]]:
+    remaining = iter(rows)
+    while chunk := list(islice(remaining, _CHUNK_ROWS)):
+        yield chunk
 
 
 def _exports(files: Sequence[Path]) -> Iterator[tuple[Path, tuple[Path, ...]]]:

@@ -27,8 +27,9 @@ from tracetool.readers.nsys.capture import (
     NVTX,
 )
 from tracetool.readers.nsys.columns import coded, table_of, values_of
-from tracetool.readers.nsys.correlations import MOST_COMMUNICATIONS, NO_CORRELATION, CommLaunches, Correlations
+from tracetool.readers.nsys.correlations import NO_CORRELATION, CommLaunches, Correlations
 from tracetool.readers.nsys.nvtx import EventType, Named
+from tracetool.readers.nsys.posts import MOST_KERNELS, Kernels
 from tracetool.readers.nsys.ranges import NAMELESS, OF_RANGES, ProgramRanges, threads_of
 from tracetool.readers.nsys.spans import OpenOps, in_order, side_by_side
 from tracetool.readers.nsys.stored import ProcessRows, Texts
@@ -82,7 +83,7 @@ class ProcessEvents:
     """
 
     def __init__(self, stored: Stored, own: ProcessSource, rank: int, base_ns: int, report: SourceReport) -> None:
-        self.kernels: list[CommKernel] = []
+        self.kernels = Kernels()
         self._stored, self._process, self._rank, self._base_ns = stored, ProcessRows(own.pid), rank, base_ns
         self._report = report
         self._texts = Texts(stored)
@@ -253,10 +254,12 @@ class ProcessEvents:
         )  # fmt: skip
 
     def _note_kernel(self, name: str, start: int, end: int, stream: int, correlation: int) -> None:
-        if len(self.kernels) >= MOST_COMMUNICATIONS:
+        if self.kernels.count >= MOST_KERNELS:
+            reason = f"more than {MOST_KERNELS:,} communication kernels: no rows in comms"
+            self._report.drop(reason, self._place(KERNELS))
             return
         launch_ns, thread = self._communicating.of(correlation) or (start, None)
-        self.kernels.append(
+        self.kernels.add(
             CommKernel(
                 name=name, start_ns=start, end_ns=end, stream=None if stream == _NONE else stream, external_id=None,
                 launch_ns=launch_ns, launch_thread=thread,

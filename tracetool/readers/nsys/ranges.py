@@ -2,34 +2,30 @@
 
 from __future__ import annotations
 
-from collections import defaultdict, deque
-from dataclasses import replace
-from sys import intern
+from collections import defaultdict
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tracetool.readers import FilePlace
-from tracetool.readers.nsys.capture import NVTX
 from tracetool.readers.nsys.columns import coded, values_of, whole_column
-from tracetool.readers.nsys.comms import OPERATIONS, NcclRange
-from tracetool.readers.nsys.correlations import MOST_COMMUNICATIONS
+from tracetool.readers.nsys.comms import OPERATIONS, post_of, post_of_label
 from tracetool.readers.nsys.nvtx import EventType, Payloads, read_names
+from tracetool.readers.nsys.posts import Posts
 from tracetool.readers.nsys.stored import NAME_CHARACTERS
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Mapping
 
     from tracetool.readers import SourceReport
     from tracetool.readers.nsys.columns import Flags, Kind, Numbers
-    from tracetool.readers.nsys.nvtx import Payload, ProcessDomains, RangeNames
+    from tracetool.readers.nsys.nvtx import ProcessDomains, RangeNames
     from tracetool.readers.nsys.stored import Stored, Texts
 
 NAMELESS = "name lost"
 _LABELS_OF_NCCL = "nccl:"
-_MOST_PAYLOADS = 1 << 12
 OF_RANGES: dict[str, Kind] = {
     "start": "number", "end": "number", "globalTid": "number", "eventType": "number", "domainId": "number",
     "text": "text", "textId": "number", "jsonText": "text", "binaryData": "bytes", "jsonTextId": "number",
@@ -46,19 +42,17 @@ class ProgramRanges:
         report: Told about what is dropped, repaired or skipped.
 
     Attributes:
-        labels: c10d's annotations: name, start, end and thread.
+        calls: What calls of NCCL posted.
+        labels: What c10d's annotations say of it, as long as there are no calls.
         steps: Marks of steps: number, start and end.
     """
 
     def __init__(self, stored: Stored, texts: Texts, domains: ProcessDomains, report: SourceReport) -> None:
-        self.labels: list[tuple[str, int, int, int]] = []
+        self.calls, self.labels = Posts(), Posts()
         self.steps: list[tuple[int, int, int]] = []
         self._texts, self._domains, self._report = texts, domains, report
         self._payloads = Payloads(stored)
-        self._place = FilePlace(f"{stored.path}: {NVTX}", 0, "row")
-        self._calls: deque[NcclRange] = deque()
-        self._same: dict[Payload, Payload] = {}
-        self._open_labels: dict[int, list[tuple[int, str, int]]] = defaultdict(list)
+        self._open_labels: dict[int, list[_OpenLabel]] = defaultdict(list)
 
     def own(self, ranges: pa.Table) -> tuple[pa.Table, RangeNames]:
         """Ranges of the program's own domain, and what they are called; those of NCCL are noted."""
@@ -121,38 +115,41 @@ class ProgramRanges:
             if named.step is not None:
                 self.steps.append((named.step, start, end))
             else:
-                self._open_labels[thread].append((end, named.name, start))
-                if len(self.labels) < MOST_COMMUNICATIONS:
-                    self.labels.append((named.name, start, end, thread))
-
-    def take_calls(self) -> Iterator[NcclRange]:
-        """Calls of NCCL that move data, in order of their start; each is given away, as there may be very many."""
-        while self._calls:
-            yield self._calls.popleft()
+                self._open_labels[thread].append(_OpenLabel(end, named.name))
+                post = None if self.calls.count else post_of_label(named.name, start, thread)
+                if post is not None:
+                    self.labels.add(post)
 
     def _note_call(self, row: Mapping[str, Any]) -> None:
-        name = intern(row["name"].decode("utf-8", "replace"))
+        name = row["name"].decode("utf-8", "replace")
         if name not in OPERATIONS:
             return
-        if len(self._calls) >= MOST_COMMUNICATIONS:
-            self._report.drop(
-                f"more than {MOST_COMMUNICATIONS:,} calls of NCCL", replace(self._place, at=row["number"])
-            )
-            return
         labels = self._open_labels[row["thread"]]
-        while labels and labels[-1][0] < row["start"]:
+        while labels and labels[-1].end_ns < row["start"]:
             labels.pop()
-        _, label, label_ns = labels[-1] if labels else (0, "", 0)
+        label = labels[-1] if labels else _OpenLabel(0, "")
         json_text = self._texts.of((row["jsonText"] or b"").decode("utf-8", "replace"), row["jsonTextId"])
         payload = self._payloads.decoded(row["binaryData"], json_text)
-        if len(self._same) >= _MOST_PAYLOADS:
-            self._same.clear()
-        self._calls.append(
-            NcclRange(
-                name, row["start"], row["end"], row["thread"], self._same.setdefault(payload, payload), label=label,
-                label_ns=label_ns,
-            )
-        )  # fmt: skip
+        post, is_part = post_of(name, label.name, payload, row["start"], row["thread"])
+        if is_part and label.is_posted:
+            return
+        label.is_posted |= is_part
+        self.calls.add(post)
+
+
+@dataclass(slots=True)
+class _OpenLabel:
+    """c10d's annotation around calls of NCCL.
+
+    Attributes:
+        end_ns: Unix time.
+        name: As ``nccl:all_reduce``.
+        is_posted: Whether the collective that it names was posted by an earlier call in it.
+    """
+
+    end_ns: int
+    name: str
+    is_posted: bool = False
 
 
 def threads_of(rows: pa.Table) -> Numbers:
