@@ -128,7 +128,8 @@ def format_duration(value_ns: float) -> str:
 
 def format_size(value_bytes: float) -> str:
     """Format bytes for people, as ``12.15 GiB``."""
-    return _scaled(value_bytes, [(2.0**30, "GiB"), (2.0**20, "MiB"), (2.0**10, "KiB"), (1, "B")], 2)
+    steps = [(2.0**50, "PiB"), (2.0**40, "TiB"), (2.0**30, "GiB"), (2.0**20, "MiB"), (2.0**10, "KiB"), (1, "B")]
+    return _scaled(value_bytes, steps, 2)
 
 
 def format_bandwidth(value_bytes_per_s: float) -> str:

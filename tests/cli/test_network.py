@@ -116,7 +116,7 @@ def test_a_job_from_shapes(capsys: pytest.CaptureFixture[str], tmp_path: Path) -
     assert len(lines) <= 24
     text = " ".join(" ".join(lines).split())
     assert "99.4% of pairs of ranks exchange nothing" in text
-    assert "tp 358400.00 GiB 98.3% pp 6300.00 GiB 1.7%" in text
+    assert "tp 350.00 TiB 98.3% pp 6.15 TiB 1.7%" in text
     assert "of collectives what rings carry, of all-to-alls straight sends" in text
     assert run([*words, "--fit", "22B selective", "--sizes", "4,16", "-o", str(picture), "--json"]) == 0
     found = json.loads(capsys.readouterr().out)

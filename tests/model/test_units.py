@@ -158,6 +158,8 @@ def test_whole_numbers_are_exact(number: int) -> None:
         (format_duration(2_500), "2.5 us"),
         (format_duration(0), "0 ns"),
         (format_duration(-12_000_000), "-12.0 ms"),
+        (format_size(358_400 * 2**30), "350.00 TiB"),
+        (format_size(3 * 2**50), "3.00 PiB"),
         (format_size(12.15 * 2**30), "12.15 GiB"),
         (format_size(3 * 2**19), "1.50 MiB"),
         (format_size(0), "0 B"),
