@@ -99,7 +99,6 @@ def ingest(
     from tracetool.model.notice import SourceCode
     from tracetool.reports.lines import wrapped
     from tracetool.reports.recording.summary import discovery_info, run_summary
-    from tracetool.tables import leave_pandas
 
     if dry_run:
         facts = discovery_info(discover(paths, ranks, keep_conflicts=True))
@@ -112,7 +111,6 @@ def ingest(
         return
     if output is None:
         raise click.UsageError("say where to with -o x.run (or only look with --dry-run).")
-    leave_pandas()
     options = IngestOptions(
         keep=keep, ranks=ranks, payload_bytes=payload_bytes, strict=strict, jobs=jobs, executor=executor
     )

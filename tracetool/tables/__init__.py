@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from importlib.machinery import ModuleSpec
+    from types import ModuleType
 
     import pyarrow as pa
 
@@ -148,16 +150,39 @@ class _NoPandas:
             raise ModuleNotFoundError(name, name=name)
 
 
+class _BehindArrow:
+    """Finds Arrow, and has it look for pandas in vain as soon as it is loaded."""
+
+    @classmethod
+    def find_spec(cls, name: str, _path: object = None, _target: object = None) -> ModuleSpec | None:
+        if name != "pyarrow":
+            return None
+        from importlib.util import find_spec
+
+        sys.meta_path.remove(cls)
+        spec = find_spec(name)
+        if spec is not None and spec.loader is not None:
+            load = spec.loader.exec_module
+
+            def exec_module(module: ModuleType) -> None:
+                load(module)
+                leave_pandas()
+
+            spec.loader.exec_module = exec_module  # type: ignore[method-assign]
+        return spec
+
+
 def leave_pandas() -> None:
-    """Keep Arrow from loading pandas for its first array, in a process of this tool's own.
+    """Keep Arrow from loading pandas for its first array, in a process of this tool's own; Arrow itself is not loaded.
 
     It would be of no use here, and takes a third of a second where it is installed.
     """
-    import pyarrow as pa
-
-    finder = _NoPandas()
-    sys.meta_path.insert(0, finder)
+    arrow = sys.modules.get("pyarrow")
+    if arrow is None:
+        sys.meta_path.insert(0, _BehindArrow)
+        return
+    sys.meta_path.insert(0, _NoPandas)
     try:
-        pa.array(())  # Arrow looks once
+        arrow.array(())  # Arrow looks once
     finally:
-        sys.meta_path.remove(finder)
+        sys.meta_path.remove(_NoPandas)
