@@ -11,7 +11,7 @@ import pytest
 
 from tracetool.readers import SourceReport
 from tracetool.readers.cuda import CommKernel
-from tracetool.readers.nsys import posts
+from tracetool.readers.nsys import comms, posts
 from tracetool.readers.nsys.columns import column_as, column_of
 from tracetool.readers.nsys.comms import comm_records
 from tracetool.readers.nsys.correlations import Correlations
@@ -180,3 +180,43 @@ def test_ids_of_communicators_take_all_bits() -> None:
     for post in written:
         calls.add(post)
     assert list(calls) == written[::-1] == list(calls)
+
+
+def test_what_waits_for_a_launch_in_vain_makes_nothing_else_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A thread posts all along and launches at the end alone, another one launches: no more than a few are held."""
+    monkeypatch.setattr(posts, "_SLICE", 10)
+    monkeypatch.setattr(comms, "_MOST_HELD", 50)
+    calls, kernels = Posts(), Kernels()
+    for posted_ns in range(0, 4000, 2):
+        calls.add(Post("send", posted_ns, 1))
+    moments = [(at, 2) for at in range(1, 4000, 2)]
+    for launch_ns, thread in [*moments, (4000, 1)]:
+        kernels.add(
+            CommKernel(
+                name="ncclDevKernel_SendRecv", start_ns=launch_ns, end_ns=launch_ns + 1, stream=7, external_id=None,
+                launch_ns=launch_ns, launch_thread=thread,
+            )
+        )  # fmt: skip
+    report = SourceReport()
+    order = [record.posted_ns for record in comm_records(calls, kernels, {}, 0, report)]
+    assert order == sorted(order)
+    assert len(order) == 4000
+    # Those of the last slices are with their kernel, the others stand without.
+    records = [r for r in comm_records(calls, kernels, {}, 0, SourceReport()) if r.start_ns == 4000]
+    assert 10 <= len(records) <= 60
+    (in_vain,) = report.repaired.values()
+    assert in_vain == 2000 - len(records)
+
+
+def test_launches_before_time_zero_have_what_was_posted_for_them() -> None:
+    """Of captures without an epoch, whose times count from anywhere."""
+    calls, kernels = Posts(), Kernels()
+    calls.add(Post("send", -50, 1))
+    kernels.add(
+        CommKernel(
+            name="ncclDevKernel_SendRecv", start_ns=-30, end_ns=-20, stream=7, external_id=None, launch_ns=-40,
+            launch_thread=1,
+        )
+    )  # fmt: skip
+    (record,) = comm_records(calls, kernels, {}, 0, SourceReport())
+    assert (record.operation, record.start_ns) == ("send", -30)

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from tracetool.readers import SourceReport
 
 P2P = ("send", "recv")
+BEFORE_ALL_NS = -(2**63)
 _COMMUNICATION_KERNEL = re.compile(r"^(nccl|rccl|mscclpp)", re.IGNORECASE)
 _OPERATION_IN_NAME = re.compile(
     r"^[a-z]*?(?:Dev)?(?:Kernel)?_?(AllReduce|AllGather|ReduceScatter|Broadcast|Reduce|SendRecv)", re.IGNORECASE
@@ -87,11 +88,11 @@ class Launched:
     """How far launches were gone through, in order of time.
 
     Attributes:
-        since_ns: Of each thread, when it last launched communication.
+        since_ns: Of each thread, when it last launched communication; before any time if it never did.
         count: Launches so far, which is the number of the next batch.
     """
 
-    since_ns: dict[int | None, int] = field(default_factory=lambda: defaultdict(int))
+    since_ns: dict[int | None, int] = field(default_factory=lambda: defaultdict(lambda: BEFORE_ALL_NS))
     count: int = 0
 
 

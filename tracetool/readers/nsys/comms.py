@@ -14,7 +14,7 @@ from math import inf
 from typing import TYPE_CHECKING
 
 from tracetool.model.notice import SourceCode
-from tracetool.readers.cuda import P2P, CommKernel, CommRecord, Launched, attach, note_bare
+from tracetool.readers.cuda import BEFORE_ALL_NS, P2P, CommKernel, CommRecord, Launched, attach, note_bare
 from tracetool.readers.nsys.nvtx import labelled_message
 from tracetool.readers.nsys.posts import Post
 
@@ -29,14 +29,20 @@ if TYPE_CHECKING:
 OPERATIONS = {
     "ncclSend": "send", "ncclRecv": "recv", "ncclAllReduce": "allreduce", "ncclAllGather": "allgather",
     "ncclReduceScatter": "reduce_scatter", "ncclBroadcast": "broadcast", "ncclBcast": "broadcast",
-    "ncclReduce": "reduce", "ncclAlltoAll": "all_to_all", "ncclAllToAll": "all_to_all", "ncclGather": "gather",
+    "ncclReduce": "reduce", "ncclAlltoAll": "alltoall", "ncclAllToAll": "alltoall", "ncclGather": "gather",
     "ncclScatter": "scatter",
 }  # fmt: skip
 OPERATIONS |= {name.removeprefix("nccl"): operation for name, operation in OPERATIONS.items()}
 """The advanced trace leaves the prefix out."""
 
-_OF_ONE_RANK = frozenset(("allgather", "reduce_scatter"))
+_OF_ONE_RANK = frozenset(("allgather", "reduce_scatter", "alltoall"))
 """Their payloads count what one rank gives or gets."""
+
+IN_PARTS = ("nccl:gather", "nccl:scatter")
+"""Annotations of collectives of which only the others' parts are messages."""
+
+_MOST_HELD = 1 << 15
+"""Records that wait for kernels."""
 
 _SINGLE = ("nccl:coalesced", "nccl:send", "nccl:recv", "nccl:batch")
 """Annotations of messages; any other one is of a collective, whatever it is made of."""
@@ -157,6 +163,7 @@ def _with_kernels(
             r for r in open_
             if last_of_threads.get(r.thread, -1) >= launched.count and r.posted_ns >= launched.since_ns[r.thread]
         ]  # fmt: skip
+        waiting = waiting[_surplus(waiting, settled, report) :]
         held = {r.external_id for r in waiting}
         settled += [*(r for r in open_ if r.external_id not in held), *bare]
         settled.sort(key=_order)
@@ -170,6 +177,14 @@ def _with_kernels(
         following = next(numbered, None)
     if is_bare:
         note_bare(report)
+
+
+def _surplus(waiting: Sequence[CommRecord], settled: Sequence[CommRecord], report: SourceReport) -> int:
+    """How many of those that wait for their launch, or make others wait, do so in vain: no batch is as large."""
+    surplus = max(0, min(len(waiting), len(waiting) + len(settled) - _MOST_HELD))
+    if surplus:
+        report.repaired["operations posted too long before the next launch of their thread: no kernel"] += surplus
+    return surplus
 
 
 def _numbered(number: int, record: CommRecord) -> CommRecord:
@@ -201,7 +216,7 @@ def _with_collectives(
     posted: dict[int | None, list[CommRecord]] = defaultdict(list)
     for record in records:
         posted[record.thread].append(record)
-    last = defaultdict(int, launched.since_ns)
+    last = defaultdict(lambda: BEFORE_ALL_NS, launched.since_ns)
     linked = []
     for kernel in kernels:
         queue = posted[kernel.launch_thread]

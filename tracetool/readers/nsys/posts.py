@@ -34,7 +34,7 @@ class Post(NamedTuple):
         operation: As in ``comms``.
         posted_ns: Unix time.
         thread: Host thread.
-        size_bytes: Bytes of one message, if they are known.
+        size_bytes: Bytes of one message, or of all that a collective is made of; None if they are not known.
         place: Rank of the other side within the communicator, if it is known.
         communicator: Id, as unsigned decimal text.
     """
