@@ -193,3 +193,19 @@ def test_hints_give_each_source_without_a_rank_another_one(tmp_path: Path) -> No
         (tmp_path / name / "report.sqlite").rename(tmp_path / f"{name}.sqlite")
     conflicts = discover([tmp_path / "a.sqlite", tmp_path / "b.sqlite"], keep_conflicts=True).conflicts
     assert [re.findall(r":\d+=(\d+)", error.hint or "") for error in conflicts] == [["0"], ["1"], ["2"], ["3"]]
+
+
+@pytest.mark.parametrize("write", [_as_parquet, _as_arrow, _as_streams, _as_lines])
+def test_texts_of_digits_are_texts_in_every_form(write: Any, tmp_path: Path) -> None:
+    """Ranges that a program calls by the number of a layer; registered or not."""
+    process = 7 << 24
+    ranges = {"start": [0, 10], "end": [9, 19], "eventType": [NESTED] * 2, "globalTid": [process | 7] * 2}
+    tables = {
+        NVTX: pa.table({**ranges, "text": ["12", None], "textId": [None, 5]}),
+        "StringIds": pa.table({"id": [5], "value": ["0013"]}),
+        KERNELS: pa.table({"start": [5], "end": [9], "globalPid": [process], "demangledName": [5]}),
+    }
+    run = ingest([write(tmp_path, tables)], tmp_path / "x.run")
+    assert run.rows("SELECT category, name FROM events ORDER BY 1, 2") == [
+        ("annotation", "0013"), ("annotation", "12"), ("kernel", "0013"),
+    ]  # fmt: skip

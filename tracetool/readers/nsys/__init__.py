@@ -28,7 +28,7 @@ from tracetool.readers.nsys.capture import (
 from tracetool.readers.nsys.comms import comm_records
 from tracetool.readers.nsys.events import ProcessEvents
 from tracetool.readers.nsys.forms import opened
-from tracetool.readers.nsys.stored import is_events_form, is_lines
+from tracetool.readers.nsys.stored import ProcessRows, is_events_form, is_lines
 from tracetool.units import format_count
 
 if TYPE_CHECKING:
@@ -80,7 +80,7 @@ class NsysReader:
                     ProcessSource(
                         self.name, path, members[path], member=str(process.pid) if several else "", pid=process.pid,
                         rank=process.rank, communicators=mine, domains=process.domains,
-                        hides_graphs=capture.hides_graphs, has_device=capture.has_device,
+                        devices=process.devices, has_device=capture.has_device,
                     )
                 )  # fmt: skip
         claim.left += [Left(file, "belongs to the database") for file in companions(captures, files)
@@ -194,13 +194,18 @@ def _refuse_reports(files: Sequence[Path], members: dict[Path, tuple[Path, ...]]
 
 def _record_limits(stored: Stored, own: ProcessSource, report: SourceReport) -> None:
     """Note what the capture hides."""
-    if own.hides_graphs:
-        graphs = sum(1 for _ in stored.rows(GRAPHS, "start"))
+    graphs = sum(1 for _ in stored.select(GRAPHS, ("start",), ("globalPid", ProcessRows(own.pid))))
+    if graphs:
         report.unread["CUDA graphs whose kernels are hidden"] += graphs
         report.note(
             SourceCode.GRAPHS_HIDDEN,
             f"{format_count(graphs, 'launch')} of CUDA graphs show as one kernel each, messages inside them not at "
             "all: record with nsys profile --cuda-graph-trace=node",
+        )
+    if own.devices > 1:
+        report.note(
+            SourceCode.DEVICES_SEVERAL,
+            f"its kernels ran on {own.devices} devices: all are taken for this rank's",
         )
     if not own.has_device:
         report.note(SourceCode.PARTS_MISSING, "no kernels in the export: record with nsys profile -t cuda,nvtx")

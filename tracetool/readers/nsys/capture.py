@@ -20,7 +20,7 @@ from tracetool.readers.nsys.nvtx import NO_DOMAINS, EventType, Payload, Payloads
 from tracetool.readers.nsys.stored import TEXTS, Texts, process_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
     from pathlib import Path
 
     from tracetool.readers.nsys.stored import Stored
@@ -39,7 +39,13 @@ _SIZE_OF = {
     "SLURM_PROCID": "SLURM_NTASKS",
 }  # fmt: skip
 _VARIABLE = re.compile(rf'^({"|".join((*_SIZE_OF, *_SIZE_OF.values()))})="?(\d{{1,9}})"?$')
-_LAUNCHERS = re.compile(r"^(torchrun|mpirun|mpiexec|deepspeed|srun|accelerate|horovodrun)$")
+_LAUNCHER = (
+    r"torchrun|mpirun|mpiexec|torch\.distributed\.(?:run|launch)|accelerate\.commands\.launch|"
+    r"deepspeed\.launcher\.(?:runner|launch)"
+)
+_LAUNCHES = re.compile(rf"^(?:{_LAUNCHER}|deepspeed|srun|accelerate|horovodrun)$")
+# Behind an interpreter or a wrapper; the other names are those of backends too.
+_LAUNCHES_AS_ARGUMENT = re.compile(rf"^(?:{_LAUNCHER})$")
 _RANK_OF_MARK = re.compile(r"^iter_(\d{1,9})_\d{1,9}$")
 _RANK_OF_THREAD = re.compile(r"^MPI Rank (\d{1,9})$")
 _INIT = re.compile(r"^ncclComm(InitRank|Split)")
@@ -78,6 +84,7 @@ class GpuProcess:
     Attributes:
         pid: Its number, as its own namespace counts.
         device: CUDA device that its kernels ran on, as the process counts; None of several.
+        devices: How many there are.
         rank: Global rank, if anything in the file tells.
         world_size: Ranks in the job, likewise.
         joined: Communicators that it joined during the capture.
@@ -91,6 +98,7 @@ class GpuProcess:
 
     pid: int
     device: int | None = None
+    devices: int = 0
     rank: int | None = None
     world_size: int | None = None
     joined: list[Joined] = field(default_factory=list)
@@ -109,13 +117,11 @@ class NsysExport:
     Attributes:
         processes: By pid; empty if nothing in it used a GPU or NCCL.
         base_ns: What makes its times Unix times.
-        hides_graphs: Whether it shows CUDA graphs as one row each.
         has_device: Whether it holds anything that a device computed; tables of all kinds may be there without rows.
     """
 
     processes: dict[int, GpuProcess] = field(default_factory=dict)
     base_ns: int = 0
-    hides_graphs: bool = False
     has_device: bool = False
 
 
@@ -128,7 +134,7 @@ class ProcessSource(Source):
         rank: Its global rank, if anything tells.
         communicators: Those that it may take part in.
         domains: Whose its NVTX domains are.
-        hides_graphs: Whether the export shows CUDA graphs as one row each.
+        devices: How many it ran kernels on.
         has_device: Whether the export holds anything that a device computed.
     """
 
@@ -136,7 +142,7 @@ class ProcessSource(Source):
     rank: int | None = None
     communicators: tuple[Communicator, ...] = ()
     domains: ProcessDomains = NO_DOMAINS
-    hides_graphs: bool = False
+    devices: int = 1
     has_device: bool = True
 
 
@@ -166,22 +172,40 @@ def about(stored: Stored) -> NsysExport:
             pid, number = process_of(process), _small(device)
             if pid is not None:
                 devices[pid] |= set() if number is None else {number}
-    capture.hides_graphs = any(True for _ in stored.rows(GRAPHS, "start"))
-    capture.has_device = capture.hides_graphs or any(True for _ in stored.rows(KERNELS, "start"))
+    capture.has_device = any(True for table in (GRAPHS, KERNELS) for _ in stored.rows(table, "start"))
     ranges = _ranges(stored)
     for pid in sorted(set(devices) or set(ranges.users))[:_MOST_PROCESSES]:
         used = devices.get(pid, set())
-        device = used.pop() if len(used) == 1 else None
+        device = next(iter(used)) if len(used) == 1 else None
         capture.processes[pid] = GpuProcess(
-            pid, device, joined=ranges.joined.get(pid, []), domains=ranges.domains.get(pid, NO_DOMAINS)
-        )
-    for process in capture.processes.values():
-        process.rank = ranges.ranks.get(process.pid)
+            pid, device, devices=len(used), rank=ranges.ranks.get(pid), joined=ranges.joined.get(pid, []),
+            domains=ranges.domains.get(pid, NO_DOMAINS),
+        )  # fmt: skip
     _take_hardware(stored, capture)
     _take_environment(stored, capture)
     if any(process.rank is None for process in capture.processes.values()):
         _take_marks(stored, capture)
     return capture
+
+
+def _world_of(processes: Sequence[GpuProcess]) -> int:
+    """Ranks of the job; 0 where the largest communicators cannot be the whole of it.
+
+    Then they are of parts of it: two processes have the same place, or one has two.
+    """
+    largest = max((joined.size for process in processes for joined in process.joined), default=0)
+    world = max([largest, *(process.world_size or 0 for process in processes)])
+    names_of_places: dict[int, list[set[str]]] = defaultdict(list)
+    for process in processes:
+        places = {joined.place for joined in process.joined if joined.size == world}
+        if len(places) > 1 or (places and process.rank is not None and process.rank not in places):
+            return 0
+        for place in places:
+            names = {joined.communicator for joined in process.joined if joined.size == world}
+            names_of_places[place].append(names - {""})
+    # The same one twice is recorded twice.
+    is_one = all(len(of_place) == 1 or set.intersection(*of_place) for of_place in names_of_places.values())
+    return world if is_one else 0
 
 
 def communicators_of(processes: Iterable[GpuProcess]) -> dict[str, Communicator]:
@@ -190,8 +214,7 @@ def communicators_of(processes: Iterable[GpuProcess]) -> dict[str, Communicator]
     The largest one holds the whole job, in order of rank: torch and Megatron make it so.
     """
     mine = list(processes)
-    largest = max((joined.size for process in mine for joined in process.joined), default=0)
-    world = max([largest, *(process.world_size or 0 for process in mine)])
+    world = _world_of(mine)
     members: dict[str, dict[int, int | None]] = defaultdict(dict)
     sizes: dict[str, int] = {}
     for process in mine:
@@ -244,8 +267,8 @@ def _ranges(stored: Stored) -> _Ranges:
     where = ("domainId", numbers)
     if not numbers:
         where = ("textId", {number for (number,) in stored.select(TEXTS, ("id",), ("value", "nccl"))})
-    columns = ("text", "textId", "globalTid", "domainId", "jsonText", "binaryData")
-    for text, text_id, thread, domain, json_text, blob in stored.select(NVTX, columns, where):
+    columns = ("text", "textId", "globalTid", "domainId", "jsonText", "jsonTextId", "binaryData")
+    for text, text_id, thread, domain, json_text, json_id, blob in stored.select(NVTX, columns, where):
         pid, name = process_of(thread), texts.of(text, text_id)
         if pid is None or name is None or not ranges.domains.get(pid, NO_DOMAINS).is_nccl(domain, name):
             continue
@@ -253,7 +276,7 @@ def _ranges(stored: Stored) -> _Ranges:
         mine = ranges.joined.setdefault(pid, [])
         if not _INIT.match(name) and (name.startswith("nccl") or len(mine) >= _MOST_JOINED):
             continue
-        joined = _joined(payloads.decoded(blob, json_text))
+        joined = _joined(payloads.decoded(blob, texts.of(json_text, json_id)))
         if joined is not None and joined not in mine:
             mine.append(joined)
     return ranges
@@ -324,16 +347,17 @@ def process_of_number(value: object) -> int | None:
 def _take_environment(stored: Stored, capture: NsysExport) -> None:
     """The rank of the launched process, where it is the only one with a GPU and starts no others itself."""
     variables: dict[str, int] = {}
-    launched = ""
+    starts_others = False
     for name, value in stored.select("META_DATA_CAPTURE", ("name", "value"), ("name", "PROCESS_0:")):
         if name == "PROCESS_0:COMMAND":
-            launched = PurePosixPath(str(value)).name
+            starts_others |= _LAUNCHES.match(PurePosixPath(str(value)).name) is not None
+        elif str(name).startswith("PROCESS_0:ARGUMENT"):
+            starts_others |= _LAUNCHES_AS_ARGUMENT.match(PurePosixPath(str(value)).name) is not None
         elif name == "PROCESS_0:ENVIRONMENT_VARIABLE":
             match = _VARIABLE.match(str(value))
             if match:
                 variables[match[1]] = int(match[2])
     variable = next((name for name in _SIZE_OF if name in variables), None)
-    starts_others = _LAUNCHERS.match(launched) is not None
     if variable is None or len(capture.processes) != 1 or starts_others:
         return
     (process,) = capture.processes.values()

@@ -53,6 +53,9 @@ _VERSION = re.compile(r"_v\d+$|_ptsz$")
 _COPIES = {
     1: "HtoD", 2: "DtoH", 3: "HtoA", 4: "AtoH", 5: "AtoA", 6: "AtoD", 7: "DtoA", 8: "DtoD", 9: "HtoH", 10: "PtoP",
 }  # fmt: skip
+_OF_HOST = (0, 1)
+"""Pageable and pinned memory in ``ENUM_CUDA_MEM_KIND``."""
+
 _CATEGORY = {KERNELS: "kernel", COPIES: "memcpy", FILLS: "memset", GRAPHS: "kernel"}
 _NONE = -(2**63)
 """Stands for null in arrays of int64."""
@@ -98,6 +101,7 @@ class ProcessEvents:
         nothing = tuple(table_of({}, {**kinds, "number": "number"}, 0) for kinds in (OF_RANGES, _OF_CALLS))
         for ranges, calls in side_by_side(self._ranges(), self._launches(), *nothing):
             yield from self._shown(self._host_table(ranges, calls))
+        self.ranges.close()
         for table in _CATEGORY:
             for rows in self._spans(table, _OF_DEVICE, "globalPid"):
                 yield from self._shown(self._device_table(table, rows))
@@ -112,12 +116,16 @@ class ProcessEvents:
 
     def memory_rows(self) -> Iterator[Row]:
         """Rows of ``memory``: what the whole process took from the driver and gave back."""
-        columns = "start", "bytes", "memoryOperationType", "address"
-        for start, size, kind, address in self._stored.select(MEMORY_USAGE, columns, ("globalPid", self._process)):
+        columns = "start", "bytes", "memoryOperationType", "address", "memKind"
+        usage = self._stored.select(MEMORY_USAGE, columns, ("globalPid", self._process))
+        for start, size, kind, address, held_where in usage:
             self._report.rows += 1
             moment, bytes_, freed = whole(start), known(size), whole(kind)
             if moment is None or abs(moment) >= _TIME_LIMIT or bytes_ is None or freed not in (0, 1):
                 self._report.drop("memory usage without time, size or kind", self._place(MEMORY_USAGE))
+                continue
+            if whole(held_where) in _OF_HOST:
+                self._report.skipped["memory of the host"] += 1
                 continue
             delta = -bytes_ if freed else bytes_
             yield self._rank, "APP", moment + self._base_ns, delta, None, None, known(address)

@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from tracetool.readers.nsys.stored import Cells, ProcessRows, Stored
 
 _SUFFIXES = (".arrow", ".parquet")
+_TEXTS = frozenset(("text", "value", "name", "jsonText"))
+"""Columns of texts, any of which may be digits."""
 
 
 @contextmanager
@@ -228,7 +230,7 @@ class LineTables(_FileTables):
         marked = f'"{table}"'.encode()
         for row in self._lines(marked):
             if row["table"] == table:
-                yield tuple(_number_of(row.get(column)) for column in columns)
+                yield tuple(_cell_of(row.get(column), is_text=column in _TEXTS) for column in columns)
 
     def _lines(self, marked: bytes = b"") -> Iterator[dict[str, Any]]:
         with self.path.open("rb") as stream:
@@ -245,8 +247,9 @@ class LineTables(_FileTables):
                     yield row
 
 
-def _number_of(value: Any) -> Any:
-    """A number that is written as text, as such; what is nested as text."""
+def _cell_of(value: Any, *, is_text: bool) -> Any:
+    """A number that is written as text, as such where texts are not; what is nested as text."""
     if isinstance(value, (list, dict)):
         return msgspec.json.encode(value).decode()
-    return int(value) if isinstance(value, str) and value.isdecimal() and len(value) < 20 else value
+    is_number = not is_text and isinstance(value, str) and value.isdecimal() and len(value) < 20
+    return int(value) if is_number else value

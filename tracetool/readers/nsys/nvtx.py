@@ -30,9 +30,10 @@ _COMMUNICATOR, _BYTES, _PEER = "NCCL communicator ID", "Message size [bytes]", "
 _SIZE, _RANK = "No. of ranks", "Rank"
 # Types of payload entries: NVTX_PAYLOAD_ENTRY_TYPE_*.
 _FORMATS = {
-    3: "<h", 4: "<H", 5: "<i", 6: "<I", 7: "<q", 8: "<Q", 9: "<b", 10: "<B", 11: "<h", 12: "<H", 13: "<b", 14: "<B",
-    15: "<h", 16: "<H", 17: "<q", 18: "<Q", 22: "<Q",
+    3: "<h", 4: "<H", 5: "<i", 6: "<I", 7: "<q", 8: "<Q", 9: "<q", 10: "<Q", 11: "<b", 12: "<B", 13: "<h", 14: "<H",
+    15: "<i", 16: "<I", 17: "<q", 18: "<Q", 22: "<Q",
 }  # fmt: skip
+_HEXADECIMAL = re.compile(r"^0x[0-9a-fA-F]{1,16}$")
 _MOST_BYTES = 2**58
 _MOST_RANKS = 2**31
 _MOST_NAMES = 1 << 12
@@ -221,12 +222,18 @@ def _of_json(text: str) -> Mapping[str, int]:
             named = one.get("name"), one.get("value")
             for name, value in (*one.items(), named):
                 called = _called(name)
-                number = whole(value) if called != _TYPE else _TYPE_BYTES.get(str(value).lower())
+                number = _number_in(value) if called != _TYPE else _TYPE_BYTES.get(str(value).lower())
                 if number is not None:
                     values.setdefault(called, number)
                 elif isinstance(value, (dict, list)):
                     waiting.append(value)
     return values
+
+
+def _number_in(value: object) -> int | None:
+    """A number as such, or as text: decimal, or as NCCL prints ids of communicators."""
+    is_hexadecimal = isinstance(value, str) and _HEXADECIMAL.match(value) is not None
+    return int(str(value), 16) if is_hexadecimal else whole(value)
 
 
 def _called(name: object) -> str:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
-from dataclasses import dataclass
+from collections import defaultdict, deque
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -11,9 +11,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from tracetool.readers.nsys.columns import coded, values_of, whole_column
-from tracetool.readers.nsys.comms import OPERATIONS, post_of, post_of_label
+from tracetool.readers.nsys.comms import IN_PARTS, OPERATIONS, post_of, post_of_label
 from tracetool.readers.nsys.nvtx import EventType, Payloads, read_names
-from tracetool.readers.nsys.posts import Posts
+from tracetool.readers.nsys.posts import Post, Posts
 from tracetool.readers.nsys.stored import NAME_CHARACTERS
 
 if TYPE_CHECKING:
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 NAMELESS = "name lost"
 _LABELS_OF_NCCL = "nccl:"
+_MOST_HELD = 1 << 12
 OF_RANGES: dict[str, Kind] = {
     "start": "number", "end": "number", "globalTid": "number", "eventType": "number", "domainId": "number",
     "text": "text", "textId": "number", "jsonText": "text", "binaryData": "bytes", "jsonTextId": "number",
@@ -53,6 +54,7 @@ class ProgramRanges:
         self._texts, self._domains, self._report = texts, domains, report
         self._payloads = Payloads(stored)
         self._open_labels: dict[int, list[_OpenLabel]] = defaultdict(list)
+        self._held: deque[tuple[Post, _OpenLabel | None]] = deque()
 
     def own(self, ranges: pa.Table) -> tuple[pa.Table, RangeNames]:
         """Ranges of the program's own domain, and what they are called; those of NCCL are noted."""
@@ -115,7 +117,7 @@ class ProgramRanges:
             if named.step is not None:
                 self.steps.append((named.step, start, end))
             else:
-                self._open_labels[thread].append(_OpenLabel(end, named.name))
+                self._open(thread, start).append(_OpenLabel(end, named.name))
                 post = None if self.calls.count else post_of_label(named.name, start, thread)
                 if post is not None:
                     self.labels.add(post)
@@ -124,17 +126,41 @@ class ProgramRanges:
         name = row["name"].decode("utf-8", "replace")
         if name not in OPERATIONS:
             return
-        labels = self._open_labels[row["thread"]]
-        while labels and labels[-1].end_ns < row["start"]:
-            labels.pop()
-        label = labels[-1] if labels else _OpenLabel(0, "")
+        labels = self._open(row["thread"], row["start"])
+        label = labels[-1] if labels else _OpenLabel(row["start"], "")
         json_text = self._texts.of((row["jsonText"] or b"").decode("utf-8", "replace"), row["jsonTextId"])
         payload = self._payloads.decoded(row["binaryData"], json_text)
         post, is_part = post_of(name, label.name, payload, row["start"], row["thread"])
-        if is_part and label.is_posted:
-            return
-        label.is_posted |= is_part
-        self.calls.add(post)
+        if is_part:
+            label.add(name, post.size_bytes)
+            if label.is_posted:
+                return
+            label.is_posted = True
+        self._put_out(row["start"])
+        self._held.append((post, label if is_part else None))
+
+    def _open(self, thread: int, at_ns: int) -> list[_OpenLabel]:
+        """The annotations that a thread is in."""
+        labels = self._open_labels[thread]
+        while labels and labels[-1].end_ns < at_ns:
+            labels.pop()
+        return labels
+
+    def close(self) -> None:
+        """All rows were told."""
+        self._put_out(None)
+
+    def _put_out(self, at_ns: int | None) -> None:
+        """Pass on what was posted, but for collectives whose parts may still come."""
+        while self._held:
+            post, label = self._held[0]
+            is_whole = label is None or at_ns is None or label.end_ns < at_ns
+            if not is_whole and len(self._held) < _MOST_HELD:
+                return
+            if label is not None:
+                post = post._replace(size_bytes=label.size_bytes if is_whole else None)
+            self.calls.add(post)
+            self._held.popleft()
 
 
 @dataclass(slots=True)
@@ -145,11 +171,28 @@ class _OpenLabel:
         end_ns: Unix time.
         name: As ``nccl:all_reduce``.
         is_posted: Whether the collective that it names was posted by an earlier call in it.
+        sizes: Bytes of all calls so far, by function.
     """
 
     end_ns: int
     name: str
     is_posted: bool = False
+    sizes: dict[str, int | None] = field(default_factory=dict)
+
+    def add(self, function: str, size_bytes: int | None) -> None:
+        """Count a call."""
+        so_far = self.sizes.get(function, 0)
+        self.sizes[function] = None if so_far is None or size_bytes is None else so_far + size_bytes
+
+    @property
+    def size_bytes(self) -> int | None:
+        """Bytes of the collective: what it sends or what it receives, whichever is more.
+
+        None of those in which the root keeps its own part without a message.
+        """
+        sizes = [size for size in self.sizes.values() if size is not None]
+        is_known = len(sizes) == len(self.sizes) and not self.name.startswith(IN_PARTS)
+        return max(sizes) if is_known else None
 
 
 def threads_of(rows: pa.Table) -> Numbers:
