@@ -100,6 +100,25 @@ def test_every_form_of_export_gives_the_same_events(
         assert other.table("comms").equals(plain.table("comms"))
 
 
+@pytest.mark.parametrize("write", [_as_parquet, _as_arrow])
+def test_payloads_are_whole_where_their_column_is_declared_as_text(
+    write: Any, small_export: tuple[Path, dict[str, pa.Table]], tmp_path: Path
+) -> None:
+    """As it is in SQLite; their bytes are no UTF-8."""
+    path, tables = small_export
+    blobs = tables[NVTX]["binaryData"].combine_chunks()
+    present, offsets, data_ = blobs.buffers()
+    texts = pa.StringArray.from_buffers(len(blobs), offsets, data_, present)
+    ranges = tables[NVTX].set_column(tables[NVTX].column_names.index("binaryData"), "binaryData", texts)
+    plain = ingest([path], tmp_path / "plain.run")
+    folder = tmp_path / "report_dir"
+    folder.mkdir()
+    other = ingest([write(folder, tables | {NVTX: ranges})], tmp_path / "other.run")
+    for table in ("comms", "groups"):
+        assert other.table(table).equals(plain.table(table)), table
+    assert plain.rows("SELECT count(DISTINCT communicator) > 0, count(payload_bytes) > 0 FROM comms") == [(True, True)]
+
+
 @pytest.mark.parametrize("suffix", [".nsys-rep", ".qdrep"])
 def test_a_report_is_refused_with_the_command_that_exports_it(suffix: str, tmp_path: Path) -> None:
     report = tmp_path / f"my job{suffix}"

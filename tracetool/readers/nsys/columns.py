@@ -31,11 +31,13 @@ def column_of(cells: Sequence[Any], kind: Kind) -> pa.Array:
     """Cells of Python as int64, or as binary: what programs call things may be any bytes."""
     if kind == "number":
         return _numbers(cells)
-    wanted = (str, bytes) if kind == "text" else (bytes,)
+    if kind == "bytes":
+        # A text is none: what was no text before it became one is lost.
+        return pa.array([cell if isinstance(cell, bytes) else None for cell in cells], pa.binary())
     try:
         return pa.array(cells, pa.binary())
     except (pa.ArrowException, UnicodeEncodeError):
-        kept = (cell if isinstance(cell, wanted) else None for cell in cells)
+        kept = (cell if isinstance(cell, (str, bytes)) else None for cell in cells)
         return pa.array([c.encode("utf-8", "replace") if isinstance(c, str) else c for c in kept], pa.binary())
 
 
@@ -69,7 +71,7 @@ def column_as(column: pa.Array, kind: Kind) -> pa.Array:
         return column.view(pa.int64())
     if kind == "number" and pa.types.is_integer(column.type):
         return column.cast(pa.int64())
-    if pa.types.is_binary(column.type) and (kind == "text" if is_text else kind == "bytes"):
+    if pa.types.is_binary(column.type) and (kind == "bytes" or (is_text and kind == "text")):
         return column
     if pa.types.is_nested(column.type):
         return column_of([None] * len(column), kind)

@@ -29,6 +29,9 @@ _SUFFIXES = (".arrow", ".parquet")
 _TEXTS = frozenset(("text", "value", "name", "jsonText"))
 """Columns of texts, any of which may be digits."""
 
+_BLOBS = "binaryData"
+"""A column that is declared as text."""
+
 
 @contextmanager
 def opened(path: Path) -> Iterator[Stored]:
@@ -155,7 +158,7 @@ class ColumnTables(_FileTables):
         present = [c for c in dict.fromkeys(columns) if c in self.tables[table]]
         try:
             for batch in self._readers[table](present):
-                cells = {name: _cells(batch.column(name)) for name in present}
+                cells = {name: _cells(batch.column(name), is_text=name != _BLOBS) for name in present}
                 blank = [None] * batch.num_rows
                 yield from zip(*(cells.get(c, blank) for c in columns), strict=True)
         except _damage() as error:
@@ -182,12 +185,14 @@ def _damage() -> tuple[type[Exception], ...]:
     return pa.ArrowException, OSError, ValueError, OverflowError, KeyError, MemoryError
 
 
-def _cells(column: pa.Array) -> list[Any]:
-    """The values of a column; what programs call things may be any bytes.
+def _cells(column: pa.Array, *, is_text: bool) -> list[Any]:
+    """The values of a column; what programs call things may be any bytes, as blobs are that are declared as text.
 
     Raises:
         ArrowInvalid: If it is damaged; reading it would end anywhere.
     """
+    if not is_text and (pa.types.is_string(column.type) or pa.types.is_large_string(column.type)):
+        column = column.cast(pa.binary())
     try:
         column.validate(full=True)
     except pa.ArrowInvalid:
