@@ -151,6 +151,35 @@ def test_a_report_beside_its_export_is_left(small_export: tuple[Path, dict[str, 
     assert (len(found.sources), found.failed) == (1, [])
 
 
+@pytest.mark.parametrize(("write", "suffix"), [(_as_parquet, "_pqtdir"), (_as_arrow, "_arwdir")])
+def test_a_report_beside_a_folder_of_its_tables_is_left(write: Any, suffix: str, tmp_path: Path) -> None:
+    """As nsys calls the folder; of its tables two of older versions are not in capitals."""
+    rows = pa.table({"start": [5], "end": [9], "globalPid": [7 << 24]})
+    folder = tmp_path / f"rank0{suffix}"
+    folder.mkdir()
+    write(folder, {KERNELS: rows, "ProcessStreams": rows, "UnwindMethodType": rows})
+    for report in ("rank0.nsys-rep", "rank1.nsys-rep"):
+        (tmp_path / report).write_bytes(b"\0" * 64)
+    found = discover([tmp_path])
+    assert [(left.path.name, left.reason) for left in found.left] == [("rank0.nsys-rep", "its export lies beside it")]
+    assert [left.path.name for left in found.failed] == ["rank1.nsys-rep"]
+    (item,) = found.sources
+    assert len(item.source.files) == 3
+
+
+def test_tables_of_a_version_that_is_not_known_are_named(tmp_path: Path) -> None:
+    """Tools of others expect such names (reference, section 4)."""
+    tables = Tables()
+    tables.add(KERNELS, start=1, end=2, globalPid=7 << 24)
+    tables.add(NVTX, start=1, end=2, eventType=NESTED, text="aten::mm", globalTid=7 << 24 | 7, domainId=0)
+    path = tables.write(tmp_path / "rank0.sqlite")
+    with sqlite3.connect(path) as connection:
+        connection.execute(f"ALTER TABLE {NVTX} RENAME TO {NVTX}_V2")
+        connection.execute(f"CREATE TABLE {KERNELS}_V2 AS SELECT * FROM {KERNELS}")
+    notes = " ".join(map(str, ingest([path], tmp_path / "x.run").manifest["sources"][0]["notes"]))
+    assert "tables of a later version are not read: NVTX_EVENTS_V2 its times" in notes
+
+
 def test_of_two_captures_of_the_same_ranks_one_is_taken(exported: Path, tmp_path: Path) -> None:
     for file in (*exported.iterdir(), *data("megatron", SMALL).glob("rank*")):
         shutil.copy(file, tmp_path / file.name)

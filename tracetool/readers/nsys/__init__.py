@@ -41,7 +41,9 @@ if TYPE_CHECKING:
 
 _REPORTS = (".nsys-rep", ".qdrep", ".qdstrm")
 _OTHER_FORMS = (".h5", ".hdf")
-_TABLE_FILE = re.compile(r"^[A-Z][A-Z0-9_]+\.(arrow|parquet)$|^(StringIds|ThreadNames)\.(arrow|parquet)$")
+_TABLE_FILE = re.compile(r"^([A-Z][A-Z0-9_]+|StringIds|ThreadNames|ProcessStreams|UnwindMethodType)\.(arrow|parquet)$")
+_FOLDER = re.compile(r"_(arw|pqt)dir$")
+_LATER_VERSION = re.compile(r"^((?:CUPTI_ACTIVITY_KIND|NVTX|CUDA_GPU)_\w+?)_V\d+$")
 _STREAMS = ".arrows"
 _CHUNK_ROWS = 1 << 13
 _SEVERE = 2
@@ -173,6 +175,7 @@ def _exports(files: Sequence[Path]) -> Iterator[tuple[Path, tuple[Path, ...]]]:
 def _refuse_reports(files: Sequence[Path], members: dict[Path, tuple[Path, ...]], claim: Claim) -> None:
     """Say of reports, and of forms of export that are not read, how to export them; of those that were, where."""
     stems = {path.with_suffix("") for path in members}
+    stems |= {path.with_name(_FOLDER.sub("", path.name)) for path in members}
     for file in files:
         if file.suffix not in (*_REPORTS, *_OTHER_FORMS) and not is_events_form(file):
             continue
@@ -209,6 +212,9 @@ def _record_limits(stored: Stored, own: ProcessSource, report: SourceReport) -> 
         )
     if not own.has_device:
         report.note(SourceCode.PARTS_MISSING, "no kernels in the export: record with nsys profile -t cuda,nvtx")
+    unknown = sorted(t for t in stored.tables if (name := _LATER_VERSION.match(t)) and name[1] not in stored.tables)
+    if unknown:
+        report.note(SourceCode.PARTS_MISSING, f"tables of a later version are not read: {', '.join(unknown)}")
     severe = sum((whole(severity) or 0) >= _SEVERE for (severity,) in stored.rows(DIAGNOSTICS, "severity"))
     if severe:
         report.note(
