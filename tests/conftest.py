@@ -6,12 +6,13 @@ import gc
 import os
 import sys
 from importlib import import_module
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from helpers.asked_once import answers_kept
 from helpers.recorded import OWN_CACHE, derive_once, fetched_once, reconstruct_once, write_once
 from helpers.shared import FOLDER
+from helpers.thorough import ASKED, FIRST_EXAMPLES, drawn, is_asked
 from hypothesis import settings
 
 if TYPE_CHECKING:
@@ -21,14 +22,44 @@ if TYPE_CHECKING:
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
 
-# A busy machine makes no property false.
-settings.register_profile("tracetool", deadline=None)
-settings.load_profile("tracetool")
+LEFT = pytest.StashKey[int]()
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--thorough", action="store_true", help="all of every matrix, and many examples of each property")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if config.getoption("thorough"):
+        os.environ[ASKED] = "1"
+    # A busy machine makes no property false.
+    settings.register_profile("tracetool", drawn(100))
+    settings.load_profile("tracetool")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Mypy begins first: begun last, as its file is called, one core waits for it alone."""
+    left = [] if is_asked() else [item for item in items if item.get_closest_marker("thorough")]
+    config.hook.pytest_deselected(items=left)
+    config.stash[LEFT] = len(left)
+    if hasattr(config, "workeroutput"):
+        config.workeroutput["left"] = len(left)
+    items[:] = [item for item in items if is_asked() or not item.get_closest_marker("thorough")]
     items.sort(key=lambda item: item.path.name != "test_quality.py")
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any) -> None:
+    """What a worker left, every other one left too."""
+    node.config.stash[LEFT] = getattr(node, "workeroutput", {}).get("left", 0)
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    left = config.stash.get(LEFT, 0)
+    if left:
+        terminalreporter.write_line(
+            f"{left} tests, and more than {FIRST_EXAMPLES} examples of a property, are left to --thorough"
+        )
 
 
 def pytest_collection_finish() -> None:

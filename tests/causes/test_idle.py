@@ -10,7 +10,8 @@ import pytest
 from helpers.engine_cases import schedules
 from helpers.idle_checks import check, sums
 from helpers.synthetic import BYTE_PER_NS, pipeline, places, replayed, scenario
-from hypothesis import HealthCheck, given, settings
+from helpers.thorough import drawn
+from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 
 from tracetool.causes import idle_by_cause, idle_intervals, idles_of, mean_by_cause
@@ -314,7 +315,7 @@ def run(question: tuple[Pipeline, Schedule, Scenario]) -> Replayed | None:
         return None
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@drawn(150, suppress_health_check=[HealthCheck.too_slow])
 @given(questions(), st.integers(0, 3))
 def test_causes_cover_the_bubble_of_every_replay(question: tuple[Pipeline, Schedule, Scenario], cut: int) -> None:
     done = run(question)
@@ -331,7 +332,7 @@ def test_causes_cover_the_bubble_of_every_replay(question: tuple[Pipeline, Sched
     assert not crossing or any(transfer.link for transfer in done.timeline.transfers)
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@drawn(60, suppress_health_check=[HealthCheck.too_slow])
 @given(questions(), st.sampled_from(["per-edge", "posted-ahead"]))
 def test_per_edge_without_transfer_times_leaves_nothing_to_the_channel(
     question: tuple[Pipeline, Schedule, Scenario], mode: P2PMode

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from helpers.recorded import ROOT, SAMPLES
+from helpers.thorough import is_asked
 
 SAMPLE = str(SAMPLES / "h100-1f1b")
 WAN = ["--dc", "0-1,2-3", "--link", "dc0-dc1=25Gbit/s,10ms", "--hbm", "80GiB"]
@@ -28,9 +29,8 @@ def commands(folder: Path) -> list[list[str]]:
         ["replay", run, "--schedule", "geopipe", *WAN, "--no-interference", "--pipelines-on-link", "2", "--json"],
         ["replay", run, "--schedule", "geopipe", *WAN[:4], "--hbm", "1GiB", "--costs-from", run, "--json"],
         ["replay", str(folder / "a.run"), "--schedule", "1f1b,gpipe", *WAN, "--json"],
-        ["replay", run, "--equalize", "--json"],
-        ["sweep", run, "--schedule", "1f1b,geopipe", "--dc", "0-1,2-3", "--bandwidth", "10Gbit/s,100Gbit/s",
-         "--latency", "1ms,10ms", "--hbm", "2GiB,80GiB", "--jobs", "1", "--json"],
+        ["sweep", run, "--schedule", "geopipe", "--dc", "0-1,2-3", "--bandwidth", "10Gbit/s,100Gbit/s",
+         "--latency", "10ms", "--jobs", "1", "--no-knees", "--json"],
         ["advise", run, "--schedule", "1f1b,geopipe", *WAN, "--json"],
         ["explain", run, "--schedule", "geopipe", *WAN, "--json"],
         ["compare", report, run, "--json"],
@@ -39,8 +39,18 @@ def commands(folder: Path) -> list[list[str]]:
         ["replay", run, "--schedule", "geopip", "--json"],
         ["replay", run, "--schedule", "geopipe", "--link", "nonsense", "--json"],
         ["replay", run, "--schedule", "1f1b", "--step", "99", "--json"],
-        ["replay", run, "--schedule", "chimera,dualpipe,hanayo", "--step", "1", "--pipelines-on-link", "2", "--json"],
+        *(of_many_replays(run) if is_asked() else ()),
         *of_what_is_there(folder),
+    ]  # fmt: skip
+
+
+def of_many_replays(run: str) -> list[list[str]]:
+    """What takes half of the time: these alone show knees, limits of a grid, parts equalized and orders given up."""
+    return [
+        ["replay", run, "--equalize", "--json"],
+        ["sweep", run, "--schedule", "1f1b,geopipe", "--dc", "0-1,2-3", "--bandwidth", "10Gbit/s,100Gbit/s",
+         "--latency", "1ms,10ms", "--hbm", "2GiB,80GiB", "--jobs", "1", "--json"],
+        ["replay", run, "--schedule", "chimera,dualpipe,hanayo", "--step", "1", "--pipelines-on-link", "2", "--json"],
     ]  # fmt: skip
 
 

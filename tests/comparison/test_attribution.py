@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 from helpers import synthetic
-from hypothesis import given, settings
+from helpers.thorough import drawn
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tracetool.comparison.attribution import EVERYTHING, ORDER, Part, attribute
@@ -32,7 +33,7 @@ sides = st.builds(
 
 
 @given(sides, sides)
-@settings(max_examples=40)
+@drawn(40)
 def test_contributions_sum_to_the_change_exactly(base: Pipeline, new: Pipeline) -> None:
     """Of times, sizes and ratios alike; with the rest they sum to whatever was observed. Replayed here once more."""
     found = attribute(base, new)

@@ -7,7 +7,8 @@ from itertools import combinations, product
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from helpers.thorough import drawn
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tracetool.comparison import verdict
@@ -55,7 +56,7 @@ few = st.lists(st.integers(0, 6).map(float), min_size=1, max_size=5)
 
 
 @given(few, few)
-@settings(max_examples=60, deadline=None)
+@drawn(60)
 def test_every_way_to_deal_values_out_counts_ties_and_all(first: list[float], second: list[float]) -> None:
     assert two_sided_p(first, second) == pytest.approx(by_dealing(first, second))
     assert two_sided_p(first, second) == pytest.approx(two_sided_p(second, first))
@@ -72,7 +73,7 @@ pair = st.tuples(
 
 
 @given(st.lists(pair, min_size=1, max_size=3))
-@settings(max_examples=30, deadline=None)
+@drawn(30)
 def test_values_are_dealt_out_within_their_stratum_only(strata: list[tuple[list[float], list[float]]]) -> None:
     ranks = [doubled_ranks([*a, *b]) for a, b in strata]
     sums = [sum(map(sum, dealt)) for dealt in product(*(combinations(r, 2) for r in ranks))]

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 import pytest
 from helpers.recorded import SAMPLES, looked_at, rebuilt, run_of
 from helpers.synthetic import found, pipeline, places, scenario
-from hypothesis import given, settings
+from helpers.thorough import drawn
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tracetool.explanation import explain
@@ -82,7 +83,7 @@ def contended(measured: Pipeline, ratio: float) -> Pipeline:
 times = st.integers(100, 3000)
 
 
-@settings(max_examples=40, deadline=None)
+@drawn(40)
 @given(
     forwards=st.lists(st.lists(times, min_size=6, max_size=6), min_size=4, max_size=4),
     backwards=st.lists(times, min_size=4, max_size=4),

@@ -11,8 +11,12 @@ import gzip
 import json
 import sqlite3
 import struct
+from bisect import bisect_left
 from collections import defaultdict
 from dataclasses import dataclass
+from heapq import merge
+from itertools import islice, takewhile
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -105,7 +109,9 @@ def _read(path: Path) -> dict[str, Any]:
 
 def _ns(microseconds: str | int) -> int:
     """Digit by digit."""
-    whole, _, rest = str(microseconds).partition(".")
+    if isinstance(microseconds, int):
+        return microseconds * 1000
+    whole, _, rest = microseconds.partition(".")
     return int(whole) * 1000 + int(f"{rest}000"[:3])
 
 
@@ -157,21 +163,19 @@ class Rank:
         self.devices = trace["deviceProperties"]
         self.base: int = trace["baseTimeNanoseconds"]
         self.how = how
-        self.events = [e for e in trace["traceEvents"] if e.get("ph") == "X" and "dur" in e]
+        self._spans: dict[str, list[tuple[int, dict[str, Any], int, int]]] = defaultdict(list)
+        for number, event in enumerate(trace["traceEvents"]):
+            if event.get("ph") == "X" and "dur" in event:
+                start = self.base + _ns(event["ts"])
+                self._spans[event.get("cat")].append((number, event, start, start + _ns(event["dur"])))
         self.first_ns = min(start for _, start, _ in self.of("kernel", "cuda_runtime", "cpu_op"))
         self.pid: int = _FIRST_PID + self.rank
         self._threads: dict[Any, int] = {}
 
-    def span(self, event: dict[str, Any]) -> tuple[int, int]:
-        """Start and end."""
-        start = self.base + _ns(event["ts"])
-        return start, start + _ns(event["dur"])
-
     def of(self, *categories: str) -> Iterator[tuple[dict[str, Any], int, int]]:
-        """Events of categories, with their times."""
-        for event in self.events:
-            if event.get("cat") in categories:
-                yield event, *self.span(event)
+        """Events of categories in order of the file, with when they start and end."""
+        for _, event, start, end in merge(*(self._spans[category] for category in categories), key=itemgetter(0)):
+            yield event, start, end
 
     @property
     def process(self) -> int:
@@ -292,7 +296,9 @@ def _nccl(tables: Tables, rank: Rank, zero: int) -> None:
         thread = rank.thread(event["tid"])
         # An operation that is launched at once is called right before, inside c10d's annotation; one of a batch as soon
         # as c10d hands it over.
-        own = next((at for at, _, tid in launched if start <= at < end and tid == event["tid"]), None)
+        first = bisect_left(launched, (start,))
+        inside = takewhile(lambda launch, end=end: launch[0] < end, islice(launched, first, None))
+        own = next((at for at, _, tid in inside if tid == event["tid"]), None)
         at = start + min(3000, (end - start) // 4) if own is None else own - 1000
         moment = (at - zero, at - zero + 500)
         payload = _payload(rank, function, args) if rank.how.payloads else None

@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING
 
-from hypothesis import HealthCheck, given, settings
+from helpers.thorough import drawn
+from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 from readers.ascend_reading import find, read_source
 
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
 
     from readers.ascend_reading import Read
 
-SAME_FILE = settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=200)
+SAME_FILE = drawn(200, suppress_health_check=[HealthCheck.function_scoped_fixture])
 PID = 2731529 << 10 | 13 << 5
 COUNT = 6
 SUMMARY = ["Device_id,Op Name,OP Type,Stream ID,Task Start Time(us),Task Duration(us),Input Shapes"]

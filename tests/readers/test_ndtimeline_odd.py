@@ -18,7 +18,8 @@ from typing import Any
 import pytest
 from helpers.labelled import Row, job, ndtimeline_events, write_events, write_table
 from helpers.notices import texts
-from hypothesis import given, settings
+from helpers.thorough import drawn
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tracetool.errors import DuplicateRank, MalformedTrace
@@ -83,7 +84,7 @@ def test_names_of_batches() -> None:
         assert messages_of(other) == ()
 
 
-@settings(deadline=None, max_examples=30)
+@drawn(30)
 @given(
     st.integers(1, 4), st.integers(1, 3), st.integers(1, 6), st.integers(1, 2), st.integers(1, 2), st.booleans(),
     st.booleans(), st.sets(st.sampled_from(["gmc", "seq_id", "note"])),
@@ -114,7 +115,7 @@ def test_every_job_gets_its_labels(
     assert sum(report.skipped[silent] for report in reports.values()) == 4 * microbatches * dp * steps * idle
 
 
-@settings(deadline=None, max_examples=60)
+@drawn(60)
 @given(st.integers(1, 3), st.integers(1, 2), st.integers(1, 4), st.booleans(), st.booleans(), st.data())
 def test_lost_rows_never_move_a_label(
     pp: int, chunks: int, microbatches: int, idle: bool, interleaved: bool, draw: st.DataObject

@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 from helpers.recorded import SAMPLES, data, run_of
+from helpers.thorough import drawn
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
@@ -64,7 +65,7 @@ def _whole_before(text: bytes, cut: int) -> list[str]:
             return names
 
 
-@settings(max_examples=200, deadline=None)
+@drawn(200)
 @given(cut=st.integers(min_value=0, max_value=10**6), indent=st.sampled_from([None, 2]))
 @example(cut=10**6 - 1, indent=None)
 def test_a_file_cut_anywhere_keeps_its_whole_events(cut: int, indent: int | None) -> None:

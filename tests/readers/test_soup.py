@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from helpers.kineto_soup import KinetoSoup, Row
+from helpers.thorough import drawn
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
@@ -85,7 +86,7 @@ def _counts(report: SourceReport) -> tuple[object, ...]:
     return report.rows, report.dropped, report.repaired, report.skipped, report.notes, report.first_ns
 
 
-@settings(SETTINGS, max_examples=120)
+@drawn(120, parent=SETTINGS)
 @given(SEEDS)
 def test_whole_files_give_every_event_exactly(seed: int) -> None:
     rng = _random(seed)
@@ -100,7 +101,7 @@ def test_whole_files_give_every_event_exactly(seed: int) -> None:
     assert spans + found.report.skipped.total() >= len(file.events)
 
 
-@settings(SETTINGS, max_examples=250)
+@drawn(250, parent=SETTINGS)
 @given(SEEDS)
 def test_damage_costs_what_it_touches_only(seed: int) -> None:
     rng = _random(seed)
@@ -197,7 +198,7 @@ def _is_subsequence(short: list[Row], long: list[Row]) -> bool:
     return all(row in rest for row in short)
 
 
-@settings(SETTINGS, max_examples=60)
+@drawn(60, parent=SETTINGS)
 @given(SEEDS)
 def test_several_damages_raise_nothing_and_scanners_agree(seed: int) -> None:
     rng = _random(seed)
@@ -212,7 +213,7 @@ def test_several_damages_raise_nothing_and_scanners_agree(seed: int) -> None:
             _read_by_all(text)
 
 
-@settings(SETTINGS, max_examples=30)
+@drawn(30, parent=SETTINGS)
 @given(SEEDS)
 def test_arguments_are_kept_as_they_stand(seed: int) -> None:
     file = KinetoSoup(_random(seed)).file(6)

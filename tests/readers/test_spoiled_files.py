@@ -10,7 +10,8 @@ from tempfile import mkdtemp
 
 import pytest
 from helpers.spoiled_files import FORMATS, labelled_table, read_all, spoil
-from hypothesis import Phase, given, settings
+from helpers.thorough import drawn
+from hypothesis import Phase, given
 from hypothesis import strategies as st
 
 _WHOLE: dict[str, Path] = {}
@@ -24,7 +25,7 @@ def _whole(name: str) -> Path:
 
 
 @pytest.mark.parametrize("name", FORMATS)
-@settings(max_examples=60, phases=[Phase.explicit, Phase.generate])
+@drawn(60, phases=[Phase.explicit, Phase.generate])
 @given(st.integers(0, 2**32))
 def test_spoiled_files_are_told(name: str, seed: int) -> None:
     random = Random(seed)  # noqa: S311 - cases of a test, repeatable

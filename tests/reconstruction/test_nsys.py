@@ -6,11 +6,17 @@ is what reconstruction finds in the recording itself.
 
 from __future__ import annotations
 
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from tempfile import mkdtemp
 from typing import TYPE_CHECKING
 
 import pytest
 from helpers.nsys_export import How, export
 from helpers.recorded import data, looked_at, reconstruct_once, run_of
+from helpers.shared import place_of
+from helpers.thorough import spread
 
 from tracetool.ingestion import IngestOptions, ingest
 from tracetool.model.timeline import Op, measure
@@ -20,12 +26,10 @@ from tracetool.reconstruction.capture.peers import Nameless, peers_of
 from tracetool.replays import replay
 from tracetool.reports.recording.findings import find_gaps
 from tracetool.schedules.names import best_fit
-from tracetool.store.run import Run
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from tracetool.reconstruction import Reconstruction
+    from tracetool.store.run import Run
 
 H100, MEGATRON = "h100-pp4/traces", "megatron"
 RECORDED = {
@@ -40,13 +44,23 @@ def recorded(name: str) -> Path:
     return data(*RECORDED[name].split("/"), name)
 
 
-def both(
-    name: str, folder: Path, how: How, options: IngestOptions | None = None
-) -> tuple[Reconstruction, Reconstruction]:
+BARE = How(payloads=False, labels=False)
+"""The export that several tests look at."""
+
+
+@cache
+def exported(name: str, how: How = BARE) -> Path:
+    """The folder of a recording's export, made once in a run of the tests."""
+    with place_of("exported", name, how) as place:
+        folder = Path(mkdtemp(prefix="tracetool-test-")) if place is None else place
+        if not list(folder.glob("*.sqlite")):
+            export(recorded(name), folder, how)
+    return folder
+
+
+def both(name: str, run: Run) -> tuple[Reconstruction, Reconstruction]:
     """What is found in a recording, and in the same step of its export: nsys marks none, so they count from 0."""
     kineto = looked_at(run_of(recorded(name)))
-    export(recorded(name), folder / "exports", how)
-    run = ingest([folder / "exports"], folder / "x.run", options=options or IngestOptions())
     step = [s.number for s in kineto.steps].index(kineto.pipeline.step)
     return kineto, reconstruct_once(run, step=step, account=Account())
 
@@ -78,8 +92,8 @@ def step_ns(found: Reconstruction) -> int:
         ("vpp2_overlap_m8", How(names_communicators=False, labels=False)),
     ],
 )  # fmt: skip
-def test_an_export_with_payloads_tells_the_same_as_the_recording(name: str, how: How, tmp_path: Path) -> None:
-    kineto, nsys = both(name, tmp_path, how)
+def test_an_export_with_payloads_tells_the_same_as_the_recording(name: str, how: How) -> None:
+    kineto, nsys = both(name, run_of(exported(name, how)))
     assert computes(nsys) == computes(kineto)
     assert messages(nsys, sizes=True) == messages(kineto, sizes=True)
     assert nsys.pipeline.p2p == kineto.pipeline.p2p
@@ -92,11 +106,13 @@ def schedule(found: Reconstruction) -> tuple[str, int] | None:
     return None if fit is None else (fit.schedule.name, fit.mismatches)
 
 
-@pytest.mark.parametrize("name", RECORDED)
-def test_an_export_without_payloads_and_labels_tells_all_but_bytes(name: str, tmp_path: Path) -> None:
+# Between them, this test and the next take every recording and both origins of time. Both whole say it
+# of each schedule: whether it is the missing payloads or the missing ranges that one of them is lost with.
+@spread("name", RECORDED, ("1f1b_m8", "vpp2_overlap_m8"))
+def test_an_export_without_payloads_and_labels_tells_all_but_bytes(name: str) -> None:
     """Half of them with times since 1970; those with times since the start are the other half below."""
-    is_normalized = name in ("zbh1_m8", "vpp2_overlap_m8")
-    kineto, nsys = both(name, tmp_path, How(payloads=False, labels=False, normalized=is_normalized))
+    run = run_of(exported(name, replace(BARE, normalized=name in ("zbh1_m8", "vpp2_overlap_m8"))))
+    kineto, nsys = both(name, run)
     assert schedule(nsys) == (SCHEDULES[name], 0)
     assert computes(nsys) == computes(kineto)
     assert messages(nsys, sizes=False) == messages(kineto, sizes=False)
@@ -104,7 +120,7 @@ def test_an_export_without_payloads_and_labels_tells_all_but_bytes(name: str, tm
     assert step_ns(nsys) == pytest.approx(step_ns(kineto), rel=0.01)
     (pairing,) = [f for f in nsys.findings if f.fact == "messages"]
     assert (pairing.evidence, pairing.confidence) == ("inferred", 1.0)
-    gaps = {gap.needed_for: gap.hint for gap in find_gaps(Run(tmp_path / "x.run"))}
+    gaps = {gap.needed_for: gap.hint for gap in find_gaps(run)}
     assert "nsys export --include-blobs=true" in gaps["bandwidth of links"]
     assert "NVTX range" in gaps["steps by number (they are cut at the optimizer or the messages)"]
     assert not any(
@@ -112,11 +128,11 @@ def test_an_export_without_payloads_and_labels_tells_all_but_bytes(name: str, tm
     )
 
 
-@pytest.mark.parametrize("name", RECORDED)
-def test_launches_alone_tell_actions_by_thread_and_what_repeats(name: str, tmp_path: Path) -> None:
+@spread("name", RECORDED, ("interleaved_m8", "zbh1_m8"))
+def test_launches_alone_tell_actions_by_thread_and_what_repeats(name: str) -> None:
     """Without any range of torch's: NCCL's own names, kernels and the threads that launched them."""
-    is_normalized = name in ("1f1b_m8", "interleaved_m8")
-    kineto, nsys = both(name, tmp_path, How(payloads=False, labels=False, nvtx="nccl", normalized=is_normalized))
+    how = replace(BARE, nvtx="nccl", normalized=name in ("1f1b_m8", "interleaved_m8"))
+    kineto, nsys = both(name, run_of(exported(name, how)))
     assert schedule(nsys) == (SCHEDULES[name], 0)
     taken, expected = computes(nsys), computes(kineto)
     assert taken.keys() == expected.keys()
@@ -130,9 +146,9 @@ def test_launches_alone_tell_actions_by_thread_and_what_repeats(name: str, tmp_p
 def test_sizes_that_the_user_states_stand_for_those_not_recorded(tmp_path: Path) -> None:
     """Messages of its script hold 16 MiB: 2,048 tokens, 4,096 wide, in 16 bit (measured.json beside the traces)."""
     stated = IngestOptions(payload_bytes=1 * 2048 * 4096 * 2)
-    kineto, nsys = both("1f1b_m8", tmp_path, How(payloads=False, labels=False), stated)
+    run = ingest([exported("1f1b_m8")], tmp_path / "x.run", options=stated)
+    kineto, nsys = both("1f1b_m8", run)
     assert messages(nsys, sizes=True) == messages(kineto, sizes=True)
-    run = Run(tmp_path / "x.run")
     assert run.rows("SELECT DISTINCT evidence, payload_bytes FROM comms WHERE operation IN ('send', 'recv')") == [
         ("stated", 16 << 20)
     ]
@@ -140,10 +156,9 @@ def test_sizes_that_the_user_states_stand_for_those_not_recorded(tmp_path: Path)
     assert "bandwidth of links" not in {gap.needed_for for gap in find_gaps(run)}
 
 
-def test_what_an_export_lacks_is_counted_once(tmp_path: Path) -> None:
+def test_what_an_export_lacks_is_counted_once() -> None:
     """1F1B of 4 ranks and 8 microbatches: 2 x 8 x 3 messages a step in 2 steps, each sent and received."""
-    export(recorded("1f1b_m8"), tmp_path / "exports", How(payloads=False))
-    run = ingest([tmp_path / "exports"], tmp_path / "x.run")
+    run = run_of(exported("1f1b_m8"))
     ((operations,),) = run.rows("SELECT count(*) FROM comms")
     gaps = [gap.lacks for gap in find_gaps(run) if "communication" in gap.lacks or "sends" in gap.lacks]
     rest = "collectives and kernels of communication of which neither communicator nor size is recorded"

@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 from helpers.engine_cases import ENGINES, EngineCase, engine_cases
 from helpers.synthetic import pipeline, places, scenario
-from hypothesis import HealthCheck, given, settings
+from helpers.thorough import drawn
+from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 
 from tracetool.errors import ScheduleDeadlock, TraceToolError, UnknownName
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
     from tracetool.model.pipeline import P2PMode
     from tracetool.replays.engine import Times
 
-quick = settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+quick = drawn(150, suppress_health_check=[HealthCheck.too_slow])
 seeds = st.integers(0, 2**32 - 1)
 
 
@@ -71,7 +72,7 @@ def test_one_scenario(case: EngineCase, seed: int) -> None:
         assert results[0][0] == results[0][1]
 
 
-@settings(quick, max_examples=60)
+@drawn(60, parent=quick)
 @given(engine_cases(), seeds, st.sampled_from([1, 2, 5, 16, 17, 40, 130]))
 def test_many_scenarios(case: EngineCase, seed: int, scenarios: int) -> None:
     """The sweep with links in the order of the graph or of the first scenario, against an event loop for each."""

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 from helpers.synthetic import pipeline, places, replayed
-from hypothesis import HealthCheck, given, settings
+from helpers.thorough import drawn
+from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 
 from tracetool.model.action import ActionKind
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
     from tracetool.model.topology import Topology
 
 F, B = ActionKind.FORWARD, ActionKind.BACKWARD
-quick = settings(max_examples=120, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+quick = drawn(120, suppress_health_check=[HealthCheck.too_slow])
 
 
 def slowed(measured: Pipeline, beside: Callable[[int, ActionKind, int], int]) -> Pipeline:

@@ -11,7 +11,8 @@ import pytest
 from helpers.engine_cases import ENGINES
 from helpers.routed import Routed, between_two, routed
 from helpers.synthetic import BYTE_PER_NS, pipeline, scenario, window_ns
-from hypothesis import HealthCheck, given, settings
+from helpers.thorough import drawn
+from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 
 from tracetool.model.pipeline import P2P_MODES
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
     from tracetool.model.timeline import Transfer
     from tracetool.model.topology import Topology
 
-quick = settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+quick = drawn(100, suppress_health_check=[HealthCheck.too_slow])
 
 PAYLOAD = 90
 LINKS = ((5, 1), (9, 20), (2, 300))

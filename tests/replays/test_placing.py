@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 import pytest
 from helpers.engine_cases import schedules
 from helpers.programs import Post, build_program
-from hypothesis import HealthCheck, given, settings
+from helpers.thorough import drawn
+from hypothesis import HealthCheck, given
 
 from tracetool.model.action import ActionKind
 from tracetool.model.schedule import PipelineShape, schedule_from_csv
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
     from tracetool.model.schedule import Schedule
     from tracetool.replays.flow import Message, Unit
 
-quick = settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+quick = drawn(150, suppress_health_check=[HealthCheck.too_slow])
 
 
 def by_rounds(schedule: Schedule) -> Program:

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 from helpers.synthetic import BYTE_PER_NS, pipeline, places, scenario
-from hypothesis import HealthCheck, assume, given, settings
+from helpers.thorough import drawn
+from hypothesis import HealthCheck, assume, given
 from hypothesis import strategies as st
 
 from tracetool.errors import BadTopology, ScheduleDeadlock
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
     from tracetool.model.pipeline import P2PMode
     from tracetool.model.timeline import Transfer
 
-quick = settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+quick = drawn(150, suppress_health_check=[HealthCheck.too_slow])
 
 Durations = tuple[tuple[int, ...], ...]
 

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from helpers.synthetic import pipeline, places, scenario
-from hypothesis import given, settings
+from helpers.thorough import drawn
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tracetool.errors import UnsupportedShape
@@ -44,7 +45,7 @@ def test_messages_take_turns_or_share_the_bandwidth() -> None:
     assert _window_ns(3, "spatial") == 70
 
 
-@settings(max_examples=40, deadline=None)
+@drawn(40)
 @given(st.integers(1, 4), st.integers(1, 6), st.sampled_from(["1f1b", "gpipe", "zb-v"]), st.integers(0, 30))
 def test_in_turn_is_no_slower_than_shared_and_no_faster_than_alone(n: int, m: int, name: str, payload: int) -> None:
     """Every message of one pipeline is served no later in turn than with a share of the bandwidth (one boundary)."""

@@ -8,7 +8,8 @@ from dataclasses import replace
 import pytest
 from helpers.order_simulator import ends, seat, simulate
 from helpers.synthetic import equal_stages
-from hypothesis import HealthCheck, given, settings
+from helpers.thorough import drawn
+from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 
 from tracetool.errors import ScheduleDeadlock, UnsupportedShape
@@ -53,7 +54,7 @@ def test_what_a_schedule_asks_of_backwards_is_among_its_constraints(name: str) -
     assert splits == ("a trace whose backward is or can be split" in kind.constraints)
 
 
-@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@drawn(300, suppress_health_check=[HealthCheck.too_slow])
 @given(built(), st.lists(st.integers(1, 50), min_size=3, max_size=3))
 def test_each_action_runs_once_and_no_mode_deadlocks(schedule: Schedule | None, durations: list[int]) -> None:
     """Blocking batches are Megatron's for 1F1B: another order may be refused in them, naming who waits."""
@@ -85,7 +86,7 @@ def test_each_action_runs_once_and_no_mode_deadlocks(schedule: Schedule | None, 
             assert max(op.end_ns for op in timeline.computes()) == simulate(schedule, cost).window
 
 
-@settings(max_examples=100, deadline=None)
+@drawn(100)
 @given(built())
 def test_messages_stay_within_a_copy_of_the_model(schedule: Schedule | None) -> None:
     if schedule is None:
@@ -102,7 +103,7 @@ def test_messages_stay_within_a_copy_of_the_model(schedule: Schedule | None) -> 
         assert (t.src_rank, t.dst_rank) == (seat(shape, t.src_stage), seat(shape, t.dst_stage))
 
 
-@settings(max_examples=100, deadline=None)
+@drawn(100)
 @given(built())
 def test_csv_reads_back_with_what_runs_as_one(schedule: Schedule | None) -> None:
     if schedule is None or schedule.shape.ranks == 1 or schedule.shape.microbatches == 1:

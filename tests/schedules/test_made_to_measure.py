@@ -16,7 +16,8 @@ import pytest
 from helpers.crosspipe import CASES, CELLS, DELAYS, problem
 from helpers.notices import codes, texts
 from helpers.synthetic import found, pipeline, places, scenario
-from hypothesis import HealthCheck, given, settings
+from helpers.thorough import drawn
+from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 
 import tracetool.schedules.library.optimal
@@ -46,7 +47,7 @@ FREE = Hop()
 has_ortools = pytest.mark.skipif(
     importlib.util.find_spec("ortools") is None, reason="OR-tools is not installed: pip install '.[optimal]'"
 )
-quick = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+quick = drawn(60, suppress_health_check=[HealthCheck.too_slow])
 
 
 def made(

@@ -17,6 +17,7 @@ import pytest
 from helpers.made_job import MadeJob
 from helpers.made_traces import write_job
 from helpers.synthetic import pipeline
+from helpers.thorough import drawn
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -300,7 +301,7 @@ def _flat(values: list[list[list[int]]]) -> list[int]:
     return [d for k in values for s in k for d in s]
 
 
-@settings(max_examples=30, deadline=None)
+@drawn(30)
 @given(
     st.lists(durations, min_size=2, max_size=2), st.lists(durations, min_size=2, max_size=2),
     st.lists(st.integers(0, 10**6), min_size=12, max_size=12), st.sampled_from(P2P_MODES), st.integers(0, 2**20),
