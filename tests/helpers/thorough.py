@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import pytest
 from hypothesis import settings
@@ -11,6 +11,8 @@ from hypothesis import settings
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable
     from typing import Any
+
+T = TypeVar("T")
 
 ASKED = "TRACETOOL_TESTS_THOROUGH"
 """Set in the environment, with ``--thorough``, before tests are imported."""
@@ -26,6 +28,14 @@ def is_asked() -> bool:
 def drawn(examples: int, **other: Any) -> settings:
     """Settings of a property that a thorough run tries so often, and the default run ``FIRST_EXAMPLES`` times."""
     return settings(max_examples=examples if is_asked() else min(examples, FIRST_EXAMPLES), deadline=None, **other)
+
+
+def some(cases: Iterable[T], most: int) -> list[T]:
+    """Of many cases so many as the default run takes: the first, the last, those evenly between; a thorough run all."""
+    every = list(cases)
+    if is_asked() or len(every) <= most:
+        return every
+    return [every[round(n * (len(every) - 1) / max(most - 1, 1))] for n in range(most)]
 
 
 def spread(
@@ -44,14 +54,10 @@ def spread(
         ids: What values are called.
     """
     every = list(cases)
-    if isinstance(default, int):
-        last = len(every) - 1
-        taken = [every[round(n * last / max(default - 1, 1))] for n in range(min(default, len(every)))]
-    else:
-        taken = list(default)
-        unknown = [case for case in taken if case not in every]
-        if unknown:
-            raise ValueError(f"not among the cases: {unknown}")
+    taken = some(every, default) if isinstance(default, int) else list(default)
+    unknown = [case for case in taken if case not in every]
+    if unknown:
+        raise ValueError(f"not among the cases: {unknown}")
     is_one = isinstance(names, str) and "," not in names
     return pytest.mark.parametrize(
         names, [case if case in taken else _left(case, is_one=is_one) for case in every], ids=ids

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 import pytest
 from helpers.peak_memory import ingest_peak_mb
+from helpers.thorough import spread
 
 from tracetool.errors import IngestError
 from tracetool.ingestion import IngestOptions, discover, ingest
@@ -227,8 +228,11 @@ def test_compressed_archives_in_archives_are_left(tmp_path: Path) -> None:
     assert [left.reason for left in found.left] == ["no trace"]
 
 
-@pytest.mark.parametrize(
-    ("kind", "size_mb", "limit_mb"), [("zeros", 100, 300), ("spaces", 50, 120), ("zeros in tar", 50, 120)]
+# Twice the size without an archive around it costs more than both others, and is held as the zeros of the archive are.
+@spread(
+    ("kind", "size_mb", "limit_mb"),
+    [("zeros", 100, 300), ("spaces", 50, 120), ("zeros in tar", 50, 120)],
+    [("spaces", 50, 120), ("zeros in tar", 50, 120)],
 )
 def test_bombs_stay_small(kind: str, size_mb: int, limit_mb: int, tmp_path: Path) -> None:
     """A thousand times what is stored; reading takes 80 MB by itself, and the limit leaves no room to keep it."""

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from helpers.peak_memory import ingest_peak_mb
+from helpers.thorough import spread
 
 from tracetool.ingestion import IngestOptions, ingest
 from tracetool.readers import SourceReport
@@ -198,8 +199,11 @@ def test_values_around_the_events_are_limited() -> None:
     assert found == {"host_name": "node1", "distributedInfo": {"rank": 3, "world_size": 8}}
 
 
-@pytest.mark.parametrize(
-    "filling", [b" ", b",", b"\n", b"{", b"[", b"}", b'"', b'{"', b"\\", b"\0", b'{"a":', b']{"ph":']
+# The other fillings open and close other states of the plain scanner: one that it does not leave is seen by its own.
+@spread(
+    "filling",
+    [b" ", b",", b"\n", b"{", b"[", b"}", b'"', b'{"', b"\\", b"\0", b'{"a":', b']{"ph":'],
+    [b" ", b"{", b'"', b'{"a":'],
 )
 def test_no_filling_stops_reading(filling: bytes, scanner: str, tmp_path: Path) -> None:
     """Whatever stands between two events, the second one is found unless the first text opens a string."""
@@ -235,10 +239,12 @@ def _big(kind: str, path: Path) -> None:
         file.write(b"]}")
 
 
-@pytest.mark.parametrize(
+# Each kind fills another buffer: one that alone is not limited is found by its own file only.
+@spread(
     ("kind", "limit_mb"),
     # Remarks as Python's objects would take 64 bytes for three of text.
     [("one string", 400), ("spaces", 400), ("kernels", 400), ("remarks", 140), ("long names", 400), ("tails", 400)],
+    [("kernels", 400), ("long names", 400)],
 )
 def test_big_files_take_little_memory(kind: str, limit_mb: int, tmp_path: Path) -> None:
     _big(kind, tmp_path / "rank0.json")

@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import json
 from importlib.util import find_spec
+from itertools import product
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from helpers.recorded import data
+from helpers.thorough import spread
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -122,8 +124,8 @@ def test_a_bare_list_of_events_is_the_same_trace(space: str, tmp_path: Path) -> 
     assert bare[4][0]
 
 
-@pytest.mark.parametrize("size", [100_000, 5 << 20])
-@pytest.mark.parametrize("front", [True, False])
+# Small and large, before and after: the other two pairs tell whether a value is lost by its size or by its place.
+@spread(("size", "front"), list(product([100_000, 5 << 20], [True, False])), [(100_000, True), (5 << 20, False)])
 def test_long_values_may_stand_before_or_after_the_events(size: int, *, front: bool, tmp_path: Path) -> None:
     frames = [{"name": f"frame {n}", "ph": "no event"} for n in range(size // 50)]
     own = {
@@ -143,8 +145,12 @@ def test_long_values_may_stand_before_or_after_the_events(size: int, *, front: b
 
 
 @pytest.mark.parametrize("scanner", SCANNERS)
-@pytest.mark.parametrize("spelling", ["kernel", "kern\\u0065l"])
-@pytest.mark.parametrize("place", [1, 5])
+# An escape before the last place and none in it are two ways in which scanners leave their fast path at once.
+@spread(
+    ("spelling", "place"),
+    list(product(["kernel", "kern\\u0065l"], [1, 5])),
+    [("kernel", 1), ("kern\\u0065l", 5)],
+)
 def test_a_long_event_is_sound_wherever_it_stands(
     scanner: str, spelling: str, place: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
