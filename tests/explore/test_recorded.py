@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import jsonschema
 import pytest
 from helpers.recorded import ROOT, data, h100, looked_at, rebuilt, small
+from helpers.thorough import spread
 
 from tracetool.advice.cotune import co_tune
 from tracetool.cli import run
@@ -84,8 +85,9 @@ def test_each_plan_takes_what_its_replay_takes(name: str) -> None:
     assert done.base.step_ns == replayed_ns(space, done.base)
 
 
-@pytest.mark.parametrize("recorded", ["rt1f1b_m8", "1f1b_m8"])
-@pytest.mark.parametrize("left", [frozenset(), frozenset({"p2p"})])
+# The same steps were measured: from another recording they are predicted by other costs, and p2p left has fewer plans.
+@spread("recorded", ["rt1f1b_m8", "1f1b_m8"], 1)
+@spread("left", [frozenset(), frozenset({"p2p"})], 1)
 def test_over_measured_links_the_plan_named_is_the_best_that_was_measured(recorded: str, left: frozenset[str]) -> None:
     """Within 1 % of the fastest row over each link, of the recording's own and of any transfers.
 
@@ -329,7 +331,8 @@ def test_choices_alone_start_from_what_is_fixed() -> None:
     assert half.one_by_one.best.step_ns == wide.one_by_one.best.step_ns
 
 
-@pytest.mark.parametrize(
+# The other choices are written into the fleet's file by the same means, each in its own words.
+@spread(
     ("name", "words", "verb"),
     [
         ("tp2pp2_1f1b_m8", [], "replay"),
@@ -339,6 +342,10 @@ def test_choices_alone_start_from_what_is_fixed() -> None:
         ("tp2pp2_1f1b_m8", ["--fix", "sharing=spatial"], "replay"),
         ("rt1f1b_m8", ["--fix", "sharing=spatial", "--try", "chunks=2"], "replay"),
         ("rt1f1b_m8", ["--fix", "schedule=gpipe", "--leave", "p2p"], "replay"),
+    ],
+    [
+        ("tp2pp2_1f1b_m8", ["--fix", "placement=tp,pp"], "explore"),
+        ("rt1f1b_m8", ["--fix", "sharing=spatial", "--try", "chunks=2"], "replay"),
     ],
 )
 def test_the_next_command_gives_the_step_of_the_plan_named(

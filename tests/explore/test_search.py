@@ -8,6 +8,7 @@ from random import Random
 from typing import TYPE_CHECKING
 
 import pytest
+from helpers.thorough import spread
 
 from tracetool.errors import ScenarioError
 from tracetool.estimates.device import A100
@@ -69,7 +70,8 @@ def drawn_space(seed: int) -> Space:
     return Space(workload, JobPlan(training, "tp,dp,pp"), read_axes([], tried))
 
 
-@pytest.mark.parametrize("seed", range(20))
+# A bound that is too high prunes the best plan of few jobs: each seed is another job.
+@spread("seed", range(20), 5)
 def test_the_best_plan_is_that_of_judging_everything(seed: int) -> None:
     """Bounds hold for every plan, and none that was pruned beats the best one."""
     space = drawn_space(seed)

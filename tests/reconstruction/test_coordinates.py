@@ -13,6 +13,7 @@ import pytest
 from helpers.message_run import gpipe, one_f_one_b, timed, write_messages
 from helpers.notices import codes, texts
 from helpers.recorded import data, h100, looked_at, rebuilt, run_of
+from helpers.thorough import spread
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
@@ -47,8 +48,9 @@ def _only(run: Run, *ranks: int) -> Run:
     return run.overlay(dict.fromkeys(TABLES, f"SELECT * FROM {{recorded}} WHERE rank IN {(*ranks, -1)}"))
 
 
-@pytest.mark.parametrize("name", ["1f1b_m8", "gpipe_m8"])
-@pytest.mark.parametrize("names", [(3, 2, 1, 0), (2, 0, 3, 1), (1, 2, 3, 0)])
+# Whether the order of stages is told by the messages of other schedules too; of these permutations one is no rotation.
+@spread("name", ["1f1b_m8", "gpipe_m8"], 1)
+@spread("names", [(2, 0, 3, 1), (3, 2, 1, 0), (1, 2, 3, 0)], 1)
 def test_stages_in_any_order_inside_an_ascending_group(name: str, names: tuple[int, ...]) -> None:
     """The pp group lists 0, 1, 2, 3; what is computed is what the ranks computed under their own names."""
     plain, found = rebuilt(name), reconstruct(_renamed(h100(name), names))
@@ -203,9 +205,8 @@ def test_a_communicator_that_is_not_listed_has_the_ranks_that_use_it(tmp_path: P
     assert read_groups(run) == [], "a short name may be that of several groups"
 
 
-@pytest.mark.parametrize(
-    ("recorded", "number", "copied"), [((0, 3), 0, {2: 3}), ((0, 3), 1, {1: 0}), ((1, 2), 0, {0: 1})]
-)
+# The pipeline of the other ranks, and of other two recorded ones, is the same by symmetry unless ranks are mixed up.
+@spread(("recorded", "number", "copied"), [((0, 3), 0, {2: 3}), ((0, 3), 1, {1: 0}), ((1, 2), 0, {0: 1})], 1)
 def test_missing_ranks_are_copied_only_when_asked(
     recorded: tuple[int, ...], number: int, copied: dict[int, int]
 ) -> None:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import pytest
 from helpers.notices import texts
 from helpers.recorded import SAMPLES, h100, looked_at, rebuilt, run_of
+from helpers.thorough import spread
 
 from tracetool.model.action import ActionKind
 from tracetool.model.notice import NoticeCode
@@ -39,8 +40,9 @@ def _orders(found: Reconstruction) -> list[list[str]]:
     return [[f"{a.kind.value}{a.microbatch}" for a in order] for order in found.pipeline.observed.orders]
 
 
-@pytest.mark.parametrize("name", ["1f1b_m8", "1f1b_m8_mem", "rt1f1b_m8"])
-@pytest.mark.parametrize("step", [1, 2])
+# With memory recorded, by Torch's runtime and in the first step other kernels run, and at other times.
+@spread("name", ["1f1b_m8", "1f1b_m8_mem", "rt1f1b_m8"], 1)
+@spread("step", [2, 1], 1)
 def test_without_labels_1f1b_is_found_with_its_stages_and_microbatches(name: str, step: int) -> None:
     found = rebuilt(name, step=step, use_labels=False)
     shape = found.pipeline.observed.shape

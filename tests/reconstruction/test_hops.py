@@ -8,6 +8,7 @@ import pytest
 from helpers.notices import codes
 from helpers.recorded import data, run_of
 from helpers.small_pipeline import MIB, Job, gpipe, one_f_one_b, write
+from helpers.thorough import spread
 
 from tracetool.ingestion import ingest
 from tracetool.ingestion.runs import derive
@@ -32,9 +33,12 @@ def _check(found: Reconstruction, p: int, m: int, forward: int, backward: int) -
 
 
 @pytest.mark.parametrize("batched", [True, False])
-@pytest.mark.parametrize("labelled", [True, False])
-@pytest.mark.parametrize(
-    ("p", "forward", "backward"), [(4, TWO, TWO), (3, THREE, (MIB,)), (2, (MIB,), THREE), (2, (MIB, MIB), (MIB, MIB))]
+# Labels say where actions are, which messages then need not: the others, and other numbers of tensors, meet one by one.
+@spread("labelled", [False, True], 1)
+@spread(
+    ("p", "forward", "backward"),
+    [(4, TWO, TWO), (2, (MIB,), THREE), (2, (MIB, MIB), (MIB, MIB)), (3, THREE, (MIB,))],
+    2,
 )
 def test_tensors_of_a_hop_are_one_message(
     tmp_path: Path, p: int, forward: tuple[int, ...], backward: tuple[int, ...], *, labelled: bool, batched: bool

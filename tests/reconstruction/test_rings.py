@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 from helpers.recorded import data, run_of
 from helpers.small_pipeline import MIB, Job, forwards, gpipe, write
+from helpers.thorough import spread
 
 from tracetool.errors import NoPipeline
 from tracetool.ingestion import ingest
@@ -26,7 +27,8 @@ def _run(tmp_path: Path, job: Job) -> Run:
     return ingest([write(tmp_path / "traces", job)], tmp_path / "x.run")
 
 
-@pytest.mark.parametrize(
+# Names of groups as other frameworks give them, and none: with any of them the ring is told by what it exchanges.
+@spread(
     ("names", "cp"),
     [
         (("pp", "cp"), 2),
@@ -35,6 +37,7 @@ def _run(tmp_path: Path, job: Job) -> Run:
         (("undefined", "undefined"), 2),
         (("", ""), 4),
     ],
+    2,
 )
 def test_a_ring_beside_a_pipeline(tmp_path: Path, names: tuple[str, str], cp: int) -> None:
     found = reconstruct(_run(tmp_path, Job(2, cp=cp, names=names)))

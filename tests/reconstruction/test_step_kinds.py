@@ -9,6 +9,7 @@ import pytest
 from helpers.notices import texts
 from helpers.recorded import data, run_of
 from helpers.small_pipeline import FORWARD_NS, MIB, Job, forwards, gpipe, one_f_one_b, write
+from helpers.thorough import spread
 
 from tracetool.causes import idle_by_cause, idle_intervals
 from tracetool.causes.cause import Cause
@@ -41,8 +42,9 @@ def _statuses(found: Reconstruction) -> list[str]:
     return [step.status for step in found.steps]
 
 
-@pytest.mark.parametrize(("steps", "microbatches"), [((4, 4, 8), 4), ((4, 6, 8), 8), ((8, 4, 4, 8, 8), 8), ((1, 2), 2)])
-@pytest.mark.parametrize("order", [one_f_one_b, gpipe])
+# A commonest kind and none: longer captures, and the order whose messages come in two blocks, count the same way.
+@spread(("steps", "microbatches"), [((4, 4, 8), 4), ((4, 6, 8), 8), ((8, 4, 4, 8, 8), 8), ((1, 2), 2)], 2)
+@spread("order", [one_f_one_b, gpipe], 1)
 def test_other_numbers_of_microbatches(tmp_path: Path, steps: tuple[int, ...], microbatches: int, order: Any) -> None:
     """The looked at ones are those of the commonest kind, of equally many kinds the fullest."""
     run = _run(tmp_path, Job(3, steps=steps, orders=(order,)))

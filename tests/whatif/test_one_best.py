@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from helpers.recorded import ROOT, SAMPLES, data, looked_at, run_of
 from helpers.synthetic import found, pipeline, places, scenario
+from helpers.thorough import spread
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -95,7 +96,8 @@ def in_words(found: Iterable[tuple[Any, ...]]) -> str:
     )
 
 
-@pytest.mark.parametrize(
+# What makes faces differ is a limit, an error, a proof or a name: the others have those in other pairs.
+@spread(
     ("name", "link", "hbm_gib", "names"),
     [
         ("sample", SLOW, None, None),
@@ -107,6 +109,12 @@ def in_words(found: Iterable[tuple[Any, ...]]) -> str:
         ("gpipe_m8", FAST, None, ("1f1b", "geopipe", "zb-h2", "gpipe")),
         ("interleaved_m8", SLOW, None, None),  # recorded under two names: as observed, and as what it is
         ("interleaved2", SLOW, None, None),
+        ("zbv", SLOW, None, None),
+    ],
+    [
+        ("sample", SLOW, 14, None),
+        ("sample", SLOW, 80, ("dualpipe", "zb-v")),
+        ("interleaved_m8", SLOW, None, None),
         ("zbv", SLOW, None, None),
     ],
 )
