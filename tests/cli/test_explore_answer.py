@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import jsonschema
 import pytest
 from helpers.recorded import ROOT
+from helpers.thorough import spread
 
 from tracetool.cli import run
 
@@ -118,7 +119,8 @@ def test_a_fleet_that_is_too_small_is_said(
     assert "make wan at least 8 devices large" in told
 
 
-@pytest.mark.parametrize("hbm", ["80GB", "14GB", "6GB", "100GiB"])
+# Between the limits that are met and the one above the device, other candidates are refused, and counted as those are.
+@spread("hbm", ["80GB", "14GB", "6GB", "100GiB"], ["6GB", "100GiB"])
 def test_all_candidates_are_accounted_for_and_a_limit_above_the_device_is_said(
     files: list[str], capsys: pytest.CaptureFixture[str], hbm: str
 ) -> None:

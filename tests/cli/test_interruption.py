@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 from helpers.recorded import SAMPLES
+from helpers.thorough import spread
 
 from tracetool.cli import run
 from tracetool.errors import IngestError, StoreError, TraceToolError, UnknownName
@@ -80,12 +81,14 @@ def _gone(group: int) -> bool:
     return True
 
 
-@pytest.mark.parametrize(
+# Both signals and both numbers of jobs; the others tell which of them is handled wrongly.
+@spread(
     ("number", "everybody", "jobs"),
     [
         (signal.SIGINT, True, 1), (signal.SIGTERM, True, 1),
         (signal.SIGINT, True, 2), (signal.SIGINT, False, 2), (signal.SIGTERM, False, 2),
     ],
+    2,
 )  # fmt: skip
 def test_an_interruption_leaves_nothing(
     number: signal.Signals, everybody: bool, jobs: int, traces: Path, tmp_path: Path

@@ -204,7 +204,8 @@ def test_every_recording_fits_the_screen(
                 assert not (line[-1:].isdigit() and _UNIT.match(after)), where
 
 
-@pytest.mark.parametrize("columns", [60, 80, 120])
+# What fits the narrowest can be too long by a line that is broken at another width only.
+@spread("columns", [60, 80, 120], 1)
 def test_the_other_commands_fit_too(
     columns: int, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

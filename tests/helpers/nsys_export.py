@@ -15,7 +15,6 @@ from bisect import bisect_left
 from collections import defaultdict
 from dataclasses import dataclass
 from heapq import merge
-from itertools import islice, takewhile
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
@@ -296,8 +295,7 @@ def _nccl(tables: Tables, rank: Rank, zero: int) -> None:
         thread = rank.thread(event["tid"])
         # An operation that is launched at once is called right before, inside c10d's annotation; one of a batch as soon
         # as c10d hands it over.
-        first = bisect_left(launched, (start,))
-        inside = takewhile(lambda launch, end=end: launch[0] < end, islice(launched, first, None))
+        inside = launched[bisect_left(launched, (start,)) : bisect_left(launched, (end,))]
         own = next((at for at, _, tid in inside if tid == event["tid"]), None)
         at = start + min(3000, (end - start) // 4) if own is None else own - 1000
         moment = (at - zero, at - zero + 500)

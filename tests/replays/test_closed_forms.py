@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from helpers.synthetic import pipeline, places, replayed, scenario, window_ns
+from helpers.thorough import spread
 
 from tracetool.model.action import ActionKind
 from tracetool.model.pipeline import P2P_MODES, Launch, Pipeline
@@ -70,7 +71,8 @@ def test_blocking_transfers_hide_nothing(m: int, buffered: bool) -> None:
 
 @pytest.mark.parametrize("mode", P2P_MODES)
 @pytest.mark.parametrize("schedule", ["1f1b", "gpipe"])
-@pytest.mark.parametrize("p", range(1, 17))
+# Every number of ranks has an order of its own: a mistake in one of them alone is what all 16 find.
+@spread("p", range(1, 17), (1, 2, 5, 16))
 def test_window_and_bubble_over_free_transfers(p: int, schedule: str, mode: P2PMode) -> None:
     """Window (m+p-1)(f+b), bubble (p-1)(f+b), bubble ratio (p-1)/(m+p-1): arXiv 1811.06965 and 2104.04473."""
     for m, (f, b) in product(sorted({1, 2, 5, p, 3 * p + 1}), ((3, 5), (7, 2))):
@@ -86,7 +88,8 @@ def test_window_and_bubble_over_free_transfers(p: int, schedule: str, mode: P2PM
 
 
 @pytest.mark.parametrize("mode", ["grouped", "per-edge", "posted-ahead"])
-@pytest.mark.parametrize(("p", "v"), [(2, 2), (3, 2), (4, 2), (4, 3), (8, 2), (8, 4)])
+# Odd numbers of ranks and of chunks, which no other pair has.
+@spread(("p", "v"), [(2, 2), (3, 2), (4, 2), (4, 3), (8, 2), (8, 4)], [(2, 2), (4, 3)])
 def test_interleaved_window_over_free_transfers(p: int, v: int, mode: P2PMode) -> None:
     """Window (m + (p-1)/v)(f+b), f and b those of a whole rank: arXiv 2104.04473; Megatron's batches reach it too.
 
@@ -130,9 +133,10 @@ def test_step_adds_the_tail_to_the_window() -> None:
     assert (metrics.window_ns, metrics.step_ns) == (ideal_ns(4, 6, 8), ideal_ns(4, 6, 8) + 11)
 
 
-@pytest.mark.parametrize("m_per_p", [1, 2, 3.5, 8])
-@pytest.mark.parametrize("p", [4, 8, 16])
-@pytest.mark.parametrize("c", [3, 10, 29, 100])
+# The form has cases by c against f + b and by m against p: each of a pair of cases alone is met in the whole product.
+@spread("m_per_p", [1, 2, 3.5, 8], (1, 3.5))
+@spread("p", [4, 8, 16], 2)
+@spread("c", [3, 10, 29, 100], (3, 29))
 def test_extra_forwards_over_one_boundary(p: int, m_per_p: float, c: int) -> None:
     """Derived closed form, boundary in the middle, posted ahead: latency alone, occupancy alone (up to f + b), both."""
     m, f, b = int(m_per_p * p), 10, 20

@@ -11,7 +11,7 @@ import pytest
 from helpers.engine_cases import ENGINES
 from helpers.routed import Routed, between_two, routed
 from helpers.synthetic import BYTE_PER_NS, pipeline, scenario, window_ns
-from helpers.thorough import drawn
+from helpers.thorough import drawn, spread
 from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 
@@ -154,7 +154,8 @@ class Packets:
         return last
 
 
-@pytest.mark.parametrize("seed", range(25))
+# Seeds make paths and sizes: what few of them show takes all.
+@spread("seed", range(25), 8)
 def test_packets_one_by_one_take_as_long_but_for_one_packet_per_link(seed: int) -> None:
     """Against a simulator of packets: a message alone, and the later of two where the link they share is slowest.
 
