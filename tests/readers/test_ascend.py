@@ -17,6 +17,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from helpers.notices import texts
+from helpers.thorough import spread
 
 from tracetool.ingestion import discover, ingest
 from tracetool.readers import Identity, SourceReport
@@ -121,7 +122,8 @@ def test_real_messages(rank: int) -> None:
     assert all(row["group_ranks"] == sorted([rank, peer]) for row in messages)
 
 
-@pytest.mark.parametrize("rank", range(4))
+# Ranks of one capture: another one has other messages in the same files.
+@spread("rank", range(4), 2)
 def test_real_messages_without_the_matrix_are_inferred_the_same(rank: int, tmp_path: Path) -> None:
     folder = Path(shutil.copytree(level2(rank), tmp_path / "rank"))
     with_matrix = read(folder)

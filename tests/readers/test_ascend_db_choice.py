@@ -13,6 +13,7 @@ import pytest
 from helpers.ascend_capture import ALONE, ORDERS, OUTPUT, Capture, of_text, simple
 from helpers.notices import texts
 from helpers.recorded import SAMPLES, data
+from helpers.thorough import spread
 
 from tracetool.errors import MissingRank
 from tracetool.ingestion import discover
@@ -146,7 +147,8 @@ def test_a_database_below_the_folders_capture_belongs_to_the_rank(tmp_path: Path
     assert len(read_source(source).events("launch")) > 0
 
 
-@pytest.mark.parametrize("rank", range(4))
+# Ranks of one capture: another one has other messages in the same files.
+@spread("rank", range(4), 1)
 def test_real_analysis_alone_tells_what_the_json_files_tell(rank: int, tmp_path: Path) -> None:
     real = data("ascend/Ascend+msinsight/test/st/level2") / f"rank_{rank}_ascend_pt"
     folder = Path(shutil.copytree(real, tmp_path / "rank"))

@@ -193,11 +193,19 @@ def test_of_two_captures_of_the_same_ranks_one_is_taken(exported: Path, tmp_path
     assert [(item.reader, item.rank) for item in found.sources] == [("nsys", 0), ("nsys", 1)]
 
 
-def test_a_dry_run_says_which_of_two_captures_is_taken(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.fixture(scope="module")
+def in_one_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An export of both ranks in one file, which does not tell them."""
+    (file,) = export(data("megatron", SMALL), tmp_path_factory.mktemp("one"), How(payloads=False, together=True))
+    return file
+
+
+def test_a_dry_run_says_which_of_two_captures_is_taken(
+    in_one_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """All ranks in one file, which does not tell them: a second capture only where the other one has all ranks."""
     traces = sorted(data("megatron", SMALL).glob("rank*"))
-    export(data("megatron", SMALL), tmp_path, How(payloads=False, together=True))
-    for file in traces:
+    for file in (in_one_file, *traces):
         shutil.copy(file, tmp_path / file.name)
     assert command(["ingest", str(tmp_path), "--dry-run"]) == 0
     said = " ".join(capsys.readouterr().out.split())
@@ -234,11 +242,10 @@ def test_digits_of_any_script_are_read_or_left(tmp_path: Path) -> None:
     assert run.rows("SELECT start_ns, duration_ns, stream FROM events") == [(5, 4, None)]
 
 
-def test_hints_give_each_source_without_a_rank_another_one(tmp_path: Path) -> None:
+def test_hints_give_each_source_without_a_rank_another_one(in_one_file: Path, tmp_path: Path) -> None:
     """Of two exports of two processes each: as typed together, they are the ranks of one job."""
     for name in ("a", "b"):
-        export(data("megatron", SMALL), tmp_path / name, How(payloads=False, together=True))
-        (tmp_path / name / "report.sqlite").rename(tmp_path / f"{name}.sqlite")
+        shutil.copy(in_one_file, tmp_path / f"{name}.sqlite")
     conflicts = discover([tmp_path / "a.sqlite", tmp_path / "b.sqlite"], keep_conflicts=True).conflicts
     assert [re.findall(r":\d+=(\d+)", error.hint or "") for error in conflicts] == [["0"], ["1"], ["2"], ["3"]]
 

@@ -6,14 +6,15 @@ import json
 import random
 import shutil
 from functools import cache
+from itertools import product
 from pathlib import Path
 from tempfile import mkdtemp
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import pytest
 from helpers.recorded import SAMPLES, looked_at, run_of
 from helpers.small_pipeline import Job, write
+from helpers.thorough import spread
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -59,8 +60,12 @@ def _twice(chosen: Callable[[dict[str, Any]], bool], *, behind: bool) -> Callabl
     return change
 
 
-@pytest.mark.parametrize("behind", [True, False])
-@pytest.mark.parametrize("what", ["all", "records", "kernels"])
+# Behind the first copy or among it, of all or of one kind: a pair that is counted twice is alone in it.
+@spread(
+    ("what", "behind"),
+    list(product(["all", "records", "kernels"], [True, False])),
+    [("all", True), ("kernels", False)],
+)
 def test_what_is_recorded_twice_counts_once(tmp_path: Path, what: str, *, behind: bool) -> None:
     chosen: dict[str, Callable[[dict[str, Any]], bool]] = {
         "all": lambda _: True,
@@ -84,8 +89,9 @@ def test_what_is_recorded_twice_counts_once(tmp_path: Path, what: str, *, behind
     assert reconstruct(run).observed == looked_at(sound).observed
 
 
-@pytest.mark.parametrize("what", ["all", "records", "kernels"])
-@pytest.mark.parametrize("tensors", [1, 2])
+# One tensor is the easier half of two; records or kernels alone are repeated where only one of two exports had both.
+@spread("what", ["records", "all", "kernels"], 2)
+@spread("tensors", [2, 1], 1)
 def test_what_merged_exports_number_anew_counts_once(tmp_path: Path, what: str, tensors: int) -> None:
     """Numbers of the second copy are others; two tensors of one size in a batch are no repetition."""
     chosen = {"records": "record_param_comms", "kernels": "nccl", "all": ""}[what]

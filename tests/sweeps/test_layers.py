@@ -11,6 +11,7 @@ import jsonschema
 import pytest
 from helpers.layered import with_all_reduces, with_sequence_parallelism, without_shapes
 from helpers.recorded import ROOT, SAMPLES, looked_at, run_of
+from helpers.thorough import spread
 
 from tracetool.cli import run as command
 from tracetool.costs.rescaled import with_layers
@@ -47,7 +48,8 @@ def swept() -> Sweep:
     return sweep(found(), replace(grid(found(), "1f1b,gpipe"), overlaps=overlaps.overlaps), jobs=1)
 
 
-@pytest.mark.parametrize("way", ["none", "slice:2", "p2p"])
+# Slices are between no overlap and parts: other durations by the same means.
+@spread("way", ["none", "slice:2", "p2p"], 2)
 def test_over_recorded_links_a_point_is_what_replay_says(way: str) -> None:
     replayed = answer(with_overlap(found(), with_sequence_parallelism(), way), "1f1b,gpipe").results
     points = [
