@@ -56,8 +56,8 @@ def spread(
     every = list(cases)
     taken = some(every, default) if isinstance(default, int) else list(default)
     unknown = [case for case in taken if case not in every]
-    if unknown:
-        raise ValueError(f"not among the cases: {unknown}")
+    if unknown or not taken:
+        raise ValueError(f"not among the cases: {unknown}" if unknown else "no case is left to the default run")
     is_one = isinstance(names, str) and "," not in names
     return pytest.mark.parametrize(
         names, [case if case in taken else _left(case, is_one=is_one) for case in every], ids=ids

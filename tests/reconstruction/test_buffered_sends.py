@@ -84,7 +84,7 @@ def test_times_are_compared_on_one_clock() -> None:
     assert [f.value for f in account.findings] == [ASSUMED]
 
 
-# One rank of each pair and one of several stages: another order says it by other sends.
+# Zero bubble, and several stages per rank: the other orders show it by other sends.
 @spread("name", ["rt1f1b_m8", "zbh1_m8", "gpipe_m8", "interleaved_m8"], ["zbh1_m8", "interleaved_m8"])
 def test_nccl_buffers_single_sends_over_nvlink(name: str) -> None:
     assert rebuilt(name).pipeline.buffered
