@@ -48,7 +48,7 @@ def _only(run: Run, *ranks: int) -> Run:
     return run.overlay(dict.fromkeys(TABLES, f"SELECT * FROM {{recorded}} WHERE rank IN {(*ranks, -1)}"))
 
 
-# Whether the order of stages is told by the messages of other schedules too; of these permutations one is no rotation.
+# The messages of GPipe tell the order too, or not; of permutations the mixed one is taken.
 @spread("name", ["1f1b_m8", "gpipe_m8"], 1)
 @spread("names", [(2, 0, 3, 1), (3, 2, 1, 0), (1, 2, 3, 0)], 1)
 def test_stages_in_any_order_inside_an_ascending_group(name: str, names: tuple[int, ...]) -> None:

@@ -40,7 +40,7 @@ def _orders(found: Reconstruction) -> list[list[str]]:
     return [[f"{a.kind.value}{a.microbatch}" for a in order] for order in found.pipeline.observed.orders]
 
 
-# With memory recorded, by Torch's runtime and in the first step other kernels run, and at other times.
+# The recording with memory, that of Torch's runtime and the first step are other captures of the same order.
 @spread("name", ["1f1b_m8", "1f1b_m8_mem", "rt1f1b_m8"], 1)
 @spread("step", [2, 1], 1)
 def test_without_labels_1f1b_is_found_with_its_stages_and_microbatches(name: str, step: int) -> None:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 import pytest
 from helpers.order_simulator import most_in_flight
 from helpers.synthetic import equal_stages
+from helpers.thorough import spread
 
 from tracetool.model.action import ActionKind
 from tracetool.model.scenario import Scenario
@@ -73,7 +74,9 @@ def test_totals_of_crosspipe(name: str, chunks: int, placement: Placement, total
     assert metrics(name, shape, (per_chunk,) * 3).window_ns == total
 
 
-@pytest.mark.parametrize("p", range(2, 9))
+# Here and below the least, the most and a middle number of ranks: an order that is wrong for one number alone, as where
+# it does not divide the microbatches, is found by all of them.
+@spread("p", range(2, 9))
 @pytest.mark.parametrize("costs", [EQUAL, (3, 2, 2), (5, 6, 4)])
 def test_zb_h1(p: int, costs: Split) -> None:
     """(p-1)(f+i-w), p in flight on every stage; for w up to i."""
@@ -83,7 +86,7 @@ def test_zb_h1(p: int, costs: Split) -> None:
         assert most_in_flight(build_schedule("zb-h1", PipelineShape(p, m))) == [p] * p
 
 
-@pytest.mark.parametrize("p", range(2, 9))
+@spread("p", range(2, 9))
 @pytest.mark.parametrize("costs", [EQUAL, (3, 2, 2), (5, 6, 4), (2, 3, 2)])
 def test_zb_h2(p: int, costs: Split) -> None:
     """Within a rank (p-1)(f+i-2w), 2p-1 in flight; the window has the fill (p-1) f at least."""
@@ -115,8 +118,8 @@ def test_zero_bubble_table(p: int, m: int, costs: Split, h1: int, h2: int) -> No
         assert peaks == (peak,) * p
 
 
-@pytest.mark.parametrize("p", range(1, 7))
-@pytest.mark.parametrize("v", [2, 3, 4])
+@spread("p", range(1, 7))
+@spread("v", [2, 3, 4], 2)
 def test_interleaved_and_looped_bfs(p: int, v: int) -> None:
     """(p-1)(f+b)/v of a rank, that is (p-1)(f+b) of a chunk; 2(p-r-1)+(v-1)p+1 and mv chunks in flight."""
     for rounds, costs in product((1, 2, 3), (EQUAL, (4, 3, 2))):
@@ -128,8 +131,8 @@ def test_interleaved_and_looped_bfs(p: int, v: int) -> None:
         assert most_in_flight(build_schedule("looped-bfs", shape)) == [total] * p
 
 
-@pytest.mark.parametrize("p", range(1, 7))
-@pytest.mark.parametrize("v", [2, 3, 4])
+@spread("p", range(1, 7))
+@spread("v", [2, 3, 4], 2)
 def test_interleaved_zero_bubble(p: int, v: int) -> None:
     """ZB-H1 on chunks: (p-1)(f+i-w) for w up to i, pv chunks in flight (derived; from the order's description)."""
     for rounds, costs in product((1, 2, 3), (EQUAL, (4, 3, 2), (3, 5, 1))):
@@ -150,7 +153,7 @@ def test_groups_of_megatron() -> None:
     )
 
 
-@pytest.mark.parametrize("p", range(1, 9))
+@spread("p", range(1, 9))
 def test_eager_1f1b(p: int) -> None:
     """Bubble (p-1)(f+b), min(m, 2(p-i)-1) in flight: Paddle's warm-up of 2(p-i)-1."""
     for m in (1, p, 2 * p, 3 * p + 1):
@@ -160,7 +163,7 @@ def test_eager_1f1b(p: int) -> None:
         assert most_in_flight(build_schedule("eager-1f1b", shape)) == peaks
 
 
-@pytest.mark.parametrize("p", range(2, 14))
+@spread("p", range(2, 14))
 def test_v_half_and_v_min(p: int) -> None:
     """Peaks (p+2)//2 and (p+4)//3 of whole stages; bubbles at f = i = w derived from the squeezed blocks."""
     half, least = 7 * (p // 2) - (2 if p % 2 == 0 else 0), 4 * p - (5 if p % 3 else 3)
@@ -174,7 +177,7 @@ def test_v_half_and_v_min(p: int) -> None:
         assert max(most_in_flight(build_schedule("v-min", shape))) == 2 * ((p + 4) // 3)
 
 
-@pytest.mark.parametrize("p", range(1, 9))
+@spread("p", range(1, 9))
 def test_zb_v(p: int) -> None:
     """No rank waits between its first and its last action at f = i = w; p microbatches of whole stages in flight."""
     for m in (2 * p, 2 * p + 3):
@@ -183,8 +186,8 @@ def test_zb_v(p: int) -> None:
         assert max(most_in_flight(schedule)) == 2 * p
 
 
-@pytest.mark.parametrize("p", range(2, 9))
-@pytest.mark.parametrize("waves", [1, 2, 4])
+@spread("p", range(2, 9))
+@spread("waves", [1, 2, 4], 2)
 def test_hanayo(p: int, waves: int) -> None:
     """2(p-1)F/W at B = 2F and m = p, F of a rank: 4(p-1) f of a chunk; 2p-3 for each further group (derived)."""
     for groups in (1, 2, 3):

@@ -16,7 +16,7 @@ import pytest
 from helpers.crosspipe import CASES, CELLS, DELAYS, problem
 from helpers.notices import codes, texts
 from helpers.synthetic import found, pipeline, places, scenario
-from helpers.thorough import drawn
+from helpers.thorough import drawn, spread
 from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 
@@ -283,7 +283,8 @@ def test_replay_runs_greedy_without_blocking_and_posted_ahead_in_the_same_time(
         assert starts == {tuple(a): t for o, ts in zip(orders, times, strict=True) for a, t in zip(o, ts, strict=True)}
 
 
-@pytest.mark.parametrize(("system", "case"), [("UD", 1), ("UD", 2), ("UD", 3), ("Wave", 1)])
+# The same placement with twice the microbatches: other memory, and with recomputation other costs.
+@spread(("system", "case"), [("UD", 1), ("UD", 2), ("UD", 3), ("Wave", 1)], 2)
 def test_greedy_beside_the_published_cells_at_equal_memory(system: str, case: int) -> None:
     """CrossPipe's searched orders, measured on machines (Tables 5 and 6); all cells: benchmarks/crosspipe_cells.py.
 
