@@ -6,6 +6,7 @@ The Timeline of the step that was recorded.
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 from tracetool.errors import ReconstructError
@@ -60,28 +61,10 @@ MOST_KERNELS = 200_000
 """So many kernels are read at once, of several steps."""
 
 
-def observed_timeline(
-    group: PipelineGroup,
-    work: Mapping[int, RankWork],
-    transfers: Sequence[Transfer],
-    memory: Mapping[int, MemoryFacts],
-    clocks: Clocks,
-    profiler: Mapping[int, Spans],
-    collectives: Mapping[int, Sequence[StepCollective]],
-    origin: int,
-) -> Timeline:
-    """The Timeline of the step as it was recorded.
-
-    Args:
-        group: The pipeline.
-        work: What each global rank computed.
-        transfers: Messages between stages.
-        memory: Memory of each global rank.
-        clocks: How far each rank's clock is ahead.
-        profiler: When the profiler was at work on each global rank.
-        collectives: Of each global rank.
-        origin: Aligned time at which the Timeline begins, ns.
-    """
+def _observed_timeline(recorded: RecordedStep) -> Timeline:
+    """The Timeline of a step as it was recorded; it begins with the first action."""
+    group, clocks, profiler = recorded.group, recorded.clocks, recorded.profiler
+    work, memory, origin = recorded.work.ranks, recorded.memory, recorded.origin_ns
     ops: list[Op] = []
     tails: list[RankOp] = []
     after: list[TailCollective] = []
@@ -99,7 +82,7 @@ def observed_timeline(
             tails.append(RankOp(position, part.kind, at, part.duration_ns))
             at += part.duration_ns
         optimizing = next((op.start_ns for op in tails if op.rank == position and op.kind is ActionKind.OPTIMIZER), at)
-        for one in collectives.get(rank, ()):
+        for one in recorded.collectives.get(rank, ()):
             came, end = (clocks.aligned_ns(rank, ns) - origin for ns in (one.start_ns, one.end_ns))
             if end > ended:
                 kind = ActionKind.OPTIMIZER if came >= optimizing else ActionKind.REDUCE_GRAD
@@ -108,7 +91,7 @@ def observed_timeline(
         name=OBSERVED,
         global_ranks=group.ranks,
         ops=(*ops, *tails),
-        transfers=tuple(shifted(t, origin) for t in transfers),
+        transfers=tuple(shifted(t, origin) for t in recorded.transfers),
         memory=tuple(
             memory[rank].curve(work[rank].segments, origin - _shift(clocks, work[rank], rank)) for rank in group.ranks
         ),
@@ -130,11 +113,13 @@ def _shift(clocks: Clocks, work: RankWork, rank: int) -> int:
     return clocks.aligned_ns(rank, start) - start
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class RecordedStep:
     """What one step holds, without a look at single kernels.
 
     Attributes:
+        group: The pipeline.
+        clocks: How far each rank's clock is ahead.
         step: The step.
         messages: Its sends and receives.
         work: What each rank computed.
@@ -142,13 +127,17 @@ class RecordedStep:
         transfers: Messages between stages.
         memory: Memory of each rank.
         pipeline: Measured costs and the observed order.
-        observed: Its Timeline.
+        collectives: Per global rank, in order of their start.
+        profiler: When the profiler was at work on each global rank.
+        origin_ns: When its first action began, on the reference rank's clock.
         window_ns: Its pipeline window.
         waits: Per global rank, when its host waited for its device.
         beside_ns: Per global rank and action, of each kernel how long a communication kernel was beside it; empty
             where nobody asked.
     """
 
+    group: PipelineGroup
+    clocks: Clocks
     step: Step
     messages: StepMessages
     work: StepWork
@@ -156,10 +145,17 @@ class RecordedStep:
     transfers: tuple[Transfer, ...]
     memory: Mapping[int, MemoryFacts]
     pipeline: Pipeline
-    observed: Timeline
+    collectives: Mapping[int, Sequence[StepCollective]]
+    profiler: Mapping[int, Spans]
+    origin_ns: int
     window_ns: int
     waits: Mapping[int, Waits]
     beside_ns: Mapping[int, Sequence[list[int]]] = field(default_factory=dict)
+
+    @cached_property
+    def observed(self) -> Timeline:
+        """Its Timeline; of most steps that are looked at together nobody asks for it."""
+        return _observed_timeline(self)
 
     def turns(self) -> dict[int, list[Turn]]:
         """The actions of each rank in the order of their launches, with what came ahead of them."""
@@ -205,6 +201,8 @@ def record_step(
     spans = [(aligned(r, s.start_ns), aligned(r, s.end_ns)) for r, w in work.ranks.items() for s in w.segments]
     origin = min(start for start, _ in spans)
     return RecordedStep(
+        group=group,
+        clocks=survey.clocks,
         step=step,
         messages=messages,
         work=work,
@@ -215,16 +213,9 @@ def record_step(
             _pipeline(reading, group, step, work.ranks, memory, tails, uses, transfers, messages),
             buffered=buffers_sends(messages.messages, survey.clocks, Account()),
         ),
-        observed=observed_timeline(
-            group,
-            work.ranks,
-            transfers,
-            memory,
-            survey.clocks,
-            profiler_spans(reading, step, group.ranks),
-            collectives,
-            origin,
-        ),
+        collectives=collectives,
+        profiler=profiler_spans(reading, step, group.ranks),
+        origin_ns=origin,
         window_ns=max(end for _, end in spans) - origin,
         waits={rank: read_waits(reading, rank, step.spans[rank]) for rank in group.ranks},
     )

@@ -154,13 +154,15 @@ def _batch_steps(
             if isinstance(recorded, RecordedStep) and not has_late_launches(recorded.turns()):
                 check_counts(recorded.transfers, recorded.pipeline.observed.shape)
                 costs[group][number] = recorded.pipeline
-                segments = {rank: work.segments for rank, work in recorded.work.ranks.items()}
-                bounds[number] |= _bounds(segments, recorded.observed, spans[group, number])
+                ranks_work = recorded.work.ranks
+                segments = {rank: work.segments for rank, work in ranks_work.items()}
+                after = {rank: sum(part.duration_ns for part in work.tail) for rank, work in ranks_work.items()}
+                bounds[number] |= _bounds(segments, after, spans[group, number])
             else:
                 # What launches take hangs on other steps; and what stands in the way is told with its cause.
                 whole = reconstruct(run, step=number, pipeline=position[group], survey=survey, account=Account())
                 costs[group][number] = whole.pipeline
-                bounds[number] |= _bounds(whole.segments, whole.observed, spans[group, number])
+                bounds[number] |= _bounds(whole.segments, _after(whole.observed), spans[group, number])
         except (ReconstructError, ScheduleError) as error:
             errors[group][number] = error
     collectives = collectives_around(narrowed, bounds, waits)
@@ -296,16 +298,21 @@ def _job_step(number: int, pipelines: Sequence[_PipelineStep], survey: Survey, a
     return JobStep(number, observed, tuple(one.pipeline for one in pipelines), tuple(frames))
 
 
-def _bounds(
-    segments: Mapping[int, Sequence[Segment]], observed: Timeline, spans: Mapping[int, tuple[int, int]]
-) -> dict[int, Bounds]:
-    """Of each rank of a pipeline; its tail as it was observed."""
-    after: Counter[int] = Counter()
+def _after(observed: Timeline) -> dict[int, int]:
+    """How long the tail of each rank is."""
+    after: Counter[int] = Counter(dict.fromkeys(observed.global_ranks, 0))
     for op in observed.ops:
         if isinstance(op, RankOp):
             after[observed.global_ranks[op.rank]] += op.duration_ns
+    return after
+
+
+def _bounds(
+    segments: Mapping[int, Sequence[Segment]], after_ns: Mapping[int, int], spans: Mapping[int, tuple[int, int]]
+) -> dict[int, Bounds]:
+    """Of each rank of a pipeline; its tail as it was observed."""
     lasts = {rank: max(s.end_ns for s in of_rank) for rank, of_rank in segments.items()}
     return {
-        rank: Bounds(spans[rank][0], min(s.start_ns for s in of_rank), lasts[rank], lasts[rank] + after[rank])
+        rank: Bounds(spans[rank][0], min(s.start_ns for s in of_rank), lasts[rank], lasts[rank] + after_ns[rank])
         for rank, of_rank in segments.items()
     }

@@ -172,12 +172,10 @@ def choose_step(steps: Sequence[Step], ranks: Sequence[int], wanted: int | None,
     """
     numbers = sorted(step.number for step in steps)
     whole = [s for s in steps if s.status == "complete"]
-    # With kernels missing on all steps, the one that lacks least is better than none.
-    lacking = sorted((s for s in steps if s.lost and set(ranks) <= set(s.spans)), key=lambda s: max(s.lost.values()))
-    alike = sorted(_of_most(whole or lacking[:1], ranks), key=lambda s: (s.duration_ns, s.number))
     if wanted is not None:
         chosen = next((s for s in steps if s.number == wanted), None)
         if chosen is None:
+            alike = _by_length(whole, steps, ranks)
             raise ReconstructError(
                 f"there is no step {wanted}; the traces hold steps {format_ranges(numbers)}.",
                 hint=f"{Option.STEP((alike or steps)[0].number)}, or leave it out for the complete step of median "
@@ -187,7 +185,7 @@ def choose_step(steps: Sequence[Step], ranks: Sequence[int], wanted: int | None,
         if missing:
             raise ReconstructError(f"step {wanted} was not recorded on ranks {missing} of the pipeline {list(ranks)}.")
         reason = "asked for"
-    elif not alike:
+    elif not (alike := _by_length(whole, steps, ranks)):
         unmarked = [rank for rank in ranks if not any(rank in s.spans for s in steps)]
         raise ReconstructError(
             f"none of the steps {numbers} was recorded on all pipeline ranks {list(ranks)}"
@@ -221,6 +219,13 @@ def choose_step(steps: Sequence[Step], ranks: Sequence[int], wanted: int | None,
         or None,
     )
     return _at_one_time(chosen)
+
+
+def _by_length(whole: Sequence[Step], steps: Sequence[Step], ranks: Sequence[int]) -> list[Step]:
+    """The complete steps of the kind that is looked at, the shortest one first."""
+    # With kernels missing on all steps, the one that lacks least is better than none.
+    lacking = sorted((s for s in steps if s.lost and set(ranks) <= set(s.spans)), key=lambda s: max(s.lost.values()))
+    return sorted(_of_most(whole or lacking[:1], ranks), key=lambda s: (s.duration_ns, s.number))
 
 
 def _lacks(steps: Sequence[Step], ranks: Sequence[int]) -> str:
