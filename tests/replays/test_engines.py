@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import sys
+from concurrent import futures
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +22,7 @@ from tracetool.model.schedule import PipelineShape
 from tracetool.model.timeline import measure
 from tracetool.model.topology import Topology
 from tracetool.network.link import Link
-from tracetool.replays import replay
+from tracetool.replays import replay, sweeping
 from tracetool.replays.compiled import Compiled
 from tracetool.replays.engine import compiled_engine, run
 from tracetool.replays.scenarios import replay_many
@@ -226,6 +228,34 @@ def test_the_environment_chooses_the_engine(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setenv("TRACETOOL_ENGINE", "compiled")
     with pytest.raises(TraceToolError, match="not there"):
         compiled_engine()
+
+
+@pytest.mark.skipif("compiled" not in ENGINES, reason="the compiled engine was not built")
+def test_threads_of_a_sweep_are_as_many_as_its_work_is_worth(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Small sweeps, of which equalizing makes a thousand, start no thread; four give the ends of the plain engine."""
+    started: list[int] = []
+
+    class Counted(futures.ThreadPoolExecutor):
+        def __init__(self, workers: int) -> None:
+            started.append(workers)
+            super().__init__(workers)
+
+    monkeypatch.setattr(futures, "ThreadPoolExecutor", Counted)
+    monkeypatch.setattr(os, "cpu_count", lambda: 4)
+    compiled = Compiled(pipeline(4, 6, 1000, 2000).observed, "grouped", Topology())
+    plan = make_plan(compiled.graph, compiled.class_of, compiled.link_of, None)
+    assert plan is not None
+    draw = np.random.default_rng(5).integers(0, 3000, (compiled.classes, 300))
+    durations = Durations(draw[:, 0], np.arange(compiled.classes, dtype=np.int32), draw)
+    wanted = np.arange(compiled.graph.tasks, dtype=np.int32)
+    with_engine("plain", monkeypatch)
+    expected, _ = sweep(plan, durations, wanted)
+    with_engine("compiled", monkeypatch)
+    assert (sweep(plan, durations, wanted)[0] == expected).all()
+    assert not started
+    monkeypatch.setattr(sweeping, "_LEAST_ENDS", 300 * len(plan.order) // 4)
+    assert (sweep(plan, durations, wanted)[0] == expected).all()
+    assert started == [4]
 
 
 @pytest.mark.skipif("compiled" not in ENGINES, reason="the compiled engine was not built")

@@ -243,6 +243,9 @@ def sweep(plan: NodeOrder, durations: Durations, wanted: Int32s) -> tuple[Int64s
 _LANES = 16
 """Scenarios that the compiled sweep takes at a time."""
 
+_LEAST_ENDS = 1 << 18
+"""So many ends a thread works out at least: to start one takes as long as a hundred thousand and more."""
+
 
 def _sweep_native(
     native: ModuleType, plan: NodeOrder, durations: Durations, wanted: Int32s, out: Int64s, failed: Bytes
@@ -260,7 +263,8 @@ def _sweep_native(
             wanted, plan.earlier, plan.later, out, failed, *span,
         )  # fmt: skip
 
-    workers = max(1, min(os.cpu_count() or 1, count // (4 * _LANES)))
+    most = count * len(plan.order) // _LEAST_ENDS
+    workers = max(1, min(os.cpu_count() or 1, count // (4 * _LANES), most))
     size = -(-count // workers // _LANES) * _LANES
     spans = [(first, min(first + size, count)) for first in range(0, count, size)]
     if len(spans) == 1:
