@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from helpers.recorded import SAMPLES, data
+from helpers.thorough import spread
 
 from tracetool.errors import IngestError
 from tracetool.ingestion import discover, ingest
@@ -163,7 +164,8 @@ def apart(tmp_path_factory: pytest.TempPathFactory) -> Run:
     return ingest([folder], folder / "x.run")
 
 
-@pytest.mark.parametrize("form", READ)
+# Each form tells ranks by something else: what one of them alone tells wrongly is found by all.
+@spread("form", READ)
 def test_merged_ranks_are_read_as_those_in_files_of_their_own(form: str, apart: Run, tmp_path: Path) -> None:
     make, told_by = READ[form]
     path = tmp_path / "merged.json"
