@@ -8,6 +8,8 @@ from collections import Counter
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+import pyarrow as pa
 import pytest
 from helpers.recorded import SAMPLES, data, h100, run_of
 from helpers.thorough import spread
@@ -20,6 +22,7 @@ from tracetool.readers.chrome import nanoseconds_of
 from tracetool.readers.chrome.compiled import CompiledScanner
 from tracetool.readers.chrome.plain import PlainScanner
 from tracetool.readers.files import spill
+from tracetool.readers.kineto.batch import EventSpans
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -177,3 +180,23 @@ def test_an_empty_shell_is_named(tmp_path: Path) -> None:
     with pytest.raises(IngestError, match="holds no events"):
         _read(tmp_path, _trace([]))
     assert not (tmp_path / "x.run").exists()
+
+
+def test_arguments_are_those_that_are_there_as_json_has_them() -> None:
+    """Texts come in codes, as scanners write them; a column that none of the rows has is in none of them."""
+    words = pa.array(["allreduce", None, "allreduce", "send"]).dictionary_encode()
+    table = pa.table({
+        "name": pa.array(["record_param_comms"] * 4).dictionary_encode(),
+        "Collective name": words,
+        "In msg nelems": pa.array([0, 7, None, 2**62], pa.int64()),
+        "dtype": pa.array([None] * 4, pa.string()).dictionary_encode(),
+        "Rank": pa.array([None, 5, None, None], pa.int64()),
+    })  # fmt: skip
+    spans = EventSpans(table, np.full(4, 4, np.int32), np.arange(4), np.ones(4, np.int64))
+    name = {"name": "record_param_comms"}
+    assert spans.args([3, 0, 2]) == [
+        {**name, "Collective name": "send", "In msg nelems": 2**62},
+        {**name, "Collective name": "allreduce", "In msg nelems": 0},
+        {**name, "Collective name": "allreduce"},
+    ]
+    assert spans.args([1]) == [{**name, "In msg nelems": 7, "Rank": 5}]

@@ -25,6 +25,7 @@ from tracetool.ingestion.runs import ingest
 from tracetool.model.action import ActionKind
 from tracetool.model.pipeline import P2P_MODES
 from tracetool.reconstruction.capture.survey import Survey
+from tracetool.reconstruction.recorded_step import RecordedStep
 from tracetool.store.query import Lens
 from tracetool.stragglers import find_stragglers, stragglers_of
 from tracetool.stragglers.equalize import Averages, places
@@ -353,10 +354,14 @@ def test_meetings_in_different_orders_are_replayed_one_at_a_time() -> None:
 def test_twice_the_pipelines_are_read_by_as_many_queries_of_kernels(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Two for all pipelines and steps: the first look at each, then all of them; the survey's index is made once."""
+    """Two for all pipelines and steps: the first look at each, then all of them; the survey's index is made once.
+
+    A Timeline is made of the first look at each pipeline, and of no step that is looked at with others.
+    """
     asked: Counter[str] = Counter()
     before, index = Lens._asked, cast("cached_property[object]", vars(Survey)["moved_ns"])
-    indexed = index.func
+    observed = cast("cached_property[object]", vars(RecordedStep)["observed"])
+    indexed, timed = index.func, observed.func
 
     def counted(self: Lens, sql: str, ask: Callable[..., Any]) -> object:
         asked["kernels"] += "launched AS" in sql
@@ -366,11 +371,16 @@ def test_twice_the_pipelines_are_read_by_as_many_queries_of_kernels(
         asked["index"] += 1
         return indexed(self)
 
+    def counted_timeline(self: RecordedStep) -> object:
+        asked["timelines"] += 1
+        return timed(self)
+
     monkeypatch.setattr(Lens, "_asked", counted)
+    monkeypatch.setattr(observed, "func", counted_timeline)
     monkeypatch.setattr(index, "func", counted_index)
     for pipelines in (2, 4):
         write_job(tmp_path / f"{pipelines}", MadeJob(pp=2, dp=pipelines, steps=3))
         run = ingest(tmp_path / f"{pipelines}", tmp_path / f"{pipelines}.run")
         asked.clear()
         assert len(find_stragglers(run).ranks) == pipelines
-        assert asked == {"kernels": 2, "index": 1}
+        assert asked == {"kernels": 2, "index": 1, "timelines": pipelines}
