@@ -153,8 +153,9 @@ def test_payloads_are_decoded_by_their_schema(tmp_path: Path) -> None:
     assert (old.communicator, old.size_bytes, old.peer) == (None, 4096, 3)
     new = payloads.decoded(blob(10, struct.pack("<QQi4x", 2**64 - 1, 4096, 3)), None)
     assert (new.communicator, new.size_bytes, new.peer) == (str(2**64 - 1), 4096, 3)
-    for name in (-1, "0xffffffffffffffff"):
-        text = json.dumps({"NCCL communicator ID": name, "Message size [bytes]": "4096", "Peer rank": 3})
+    names: tuple[int | str, ...] = -1, "0xffffffffffffffff"
+    for identifier in names:
+        text = json.dumps({"NCCL communicator ID": identifier, "Message size [bytes]": "4096", "Peer rank": 3})
         assert payloads.decoded(None, text) == new
     for damaged in (b"", blob(10, b"")[:20], blob(11, b"12345678"), blob(10, b"123")):
         assert payloads.decoded(damaged, None).peer is None

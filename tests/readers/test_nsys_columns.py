@@ -16,7 +16,7 @@ from tracetool.readers.nsys.columns import column_as, column_of
 from tracetool.readers.nsys.comms import comm_records
 from tracetool.readers.nsys.correlations import Correlations
 from tracetool.readers.nsys.nvtx import Named, labelled_message, read_names
-from tracetool.readers.nsys.posts import Kernels, Post, Posts
+from tracetool.readers.nsys.posts import CommKernels, CommPosts, Post
 from tracetool.readers.nsys.spans import OpenOps, in_order, side_by_side
 
 
@@ -150,7 +150,7 @@ def test_operations_get_the_same_kernels_however_few_are_gone_through_at_a_time(
 
     def records_of(slice_: int) -> list[tuple[object, ...]]:
         monkeypatch.setattr(posts, "_SLICE", slice_)
-        dice, calls, kernels = random.Random(seed), Posts(), Kernels()  # noqa: S311 - a test's dice
+        dice, calls, kernels = random.Random(seed), CommPosts(), CommKernels()  # noqa: S311 - a test's dice
         moments = [dice.randrange(60) for _ in range(40)]
         for posted_ns in moments if seed % 2 else sorted(moments):
             operation = dice.choice(["send", "recv", "allreduce"])
@@ -173,7 +173,7 @@ def test_operations_get_the_same_kernels_however_few_are_gone_through_at_a_time(
 
 
 def test_ids_of_communicators_take_all_bits() -> None:
-    calls = Posts()
+    calls = CommPosts()
     written = [
         Post("send", -n, 1, 2**57, 2**30, name) for n, name in enumerate([None, "1", str(2**63), str(2**64 - 1)])
     ]
@@ -186,7 +186,7 @@ def test_what_waits_for_a_launch_in_vain_makes_nothing_else_wait(monkeypatch: py
     """A thread posts all along and launches at the end alone, another one launches: no more than a few are held."""
     monkeypatch.setattr(posts, "_SLICE", 10)
     monkeypatch.setattr(comms, "_MOST_HELD", 50)
-    calls, kernels = Posts(), Kernels()
+    calls, kernels = CommPosts(), CommKernels()
     for posted_ns in range(0, 4000, 2):
         calls.add(Post("send", posted_ns, 1))
     moments = [(at, 2) for at in range(1, 4000, 2)]
@@ -210,7 +210,7 @@ def test_what_waits_for_a_launch_in_vain_makes_nothing_else_wait(monkeypatch: py
 
 def test_launches_before_time_zero_have_what_was_posted_for_them() -> None:
     """Of captures without an epoch, whose times count from anywhere."""
-    calls, kernels = Posts(), Kernels()
+    calls, kernels = CommPosts(), CommKernels()
     calls.add(Post("send", -50, 1))
     kernels.add(
         CommKernel(

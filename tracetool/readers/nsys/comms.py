@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from tracetool.readers import SourceReport
     from tracetool.readers.nsys.capture import Communicator
     from tracetool.readers.nsys.nvtx import Payload
-    from tracetool.readers.nsys.posts import Kernels
+    from tracetool.readers.nsys.posts import CommKernels
 
 OPERATIONS = {
     "ncclSend": "send", "ncclRecv": "recv", "ncclAllReduce": "allreduce", "ncclAllGather": "allgather",
@@ -50,7 +50,7 @@ _SINGLE = ("nccl:coalesced", "nccl:send", "nccl:recv", "nccl:batch")
 
 def comm_records(
     posts: Iterable[Post],
-    kernels: Kernels,
+    kernels: CommKernels,
     communicators: Mapping[str, Communicator],
     rank: int,
     report: SourceReport,
@@ -141,7 +141,7 @@ def _record(post: Post, communicators: Mapping[str, Communicator], rank: int) ->
 
 
 def _with_kernels(
-    records: Iterable[CommRecord], kernels: Kernels, last_of_threads: Mapping[int | None, int], report: SourceReport
+    records: Iterable[CommRecord], kernels: CommKernels, last_of_threads: Mapping[int | None, int], report: SourceReport
 ) -> Iterator[CommRecord]:
     """Records in order of posting with their kernels, those of kernels without any among them.
 

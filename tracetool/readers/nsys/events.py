@@ -29,7 +29,7 @@ from tracetool.readers.nsys.capture import (
 from tracetool.readers.nsys.columns import coded, table_of, values_of
 from tracetool.readers.nsys.correlations import NO_CORRELATION, CommLaunches, Correlations
 from tracetool.readers.nsys.nvtx import EventType, Named
-from tracetool.readers.nsys.posts import MOST_KERNELS, Kernels
+from tracetool.readers.nsys.posts import MOST_KERNELS, CommKernels
 from tracetool.readers.nsys.ranges import NAMELESS, OF_RANGES, ProgramRanges, threads_of
 from tracetool.readers.nsys.spans import OpenOps, in_order, side_by_side
 from tracetool.readers.nsys.stored import ProcessRows, Texts
@@ -86,7 +86,7 @@ class ProcessEvents:
     """
 
     def __init__(self, stored: Stored, own: ProcessSource, rank: int, base_ns: int, report: SourceReport) -> None:
-        self.kernels = Kernels()
+        self.kernels = CommKernels()
         self._stored, self._process, self._rank, self._base_ns = stored, ProcessRows(own.pid), rank, base_ns
         self._report = report
         self._texts = Texts(stored)

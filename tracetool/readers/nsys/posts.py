@@ -72,7 +72,7 @@ class _Numbered:
         return list(self._codes)
 
 
-class Posts(_Numbered):
+class CommPosts(_Numbered):
     """What the host posted, as it comes; in order of time afterwards."""
 
     def __init__(self) -> None:
@@ -100,7 +100,7 @@ class Posts(_Numbered):
                 )  # fmt: skip
 
 
-class Kernels(_Numbered):
+class CommKernels(_Numbered):
     """Kernels that communicate, as they come; in order of their launches afterwards."""
 
     def __init__(self) -> None:

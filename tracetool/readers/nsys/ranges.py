@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 from tracetool.readers.nsys.columns import coded, values_of, whole_column
 from tracetool.readers.nsys.comms import IN_PARTS, OPERATIONS, post_of, post_of_label
 from tracetool.readers.nsys.nvtx import EventType, Payloads, read_names
-from tracetool.readers.nsys.posts import Post, Posts
+from tracetool.readers.nsys.posts import CommPosts, Post
 from tracetool.readers.nsys.stored import NAME_CHARACTERS
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ class ProgramRanges:
     """
 
     def __init__(self, stored: Stored, texts: Texts, domains: ProcessDomains, report: SourceReport) -> None:
-        self.calls, self.labels = Posts(), Posts()
+        self.calls, self.labels = CommPosts(), CommPosts()
         self.steps: list[tuple[int, int, int]] = []
         self._texts, self._domains, self._report = texts, domains, report
         self._payloads = Payloads(stored)
