@@ -42,7 +42,7 @@ def fleet(wan_gb_per_s: int = 64, latency_ms: int = 1, rail_gb_per_s: int = 50) 
 )
 def test_a_tier_with_less_is_a_fleet_that_is_built_so(rule: str, failure: str, built: Workload) -> None:
     plan = JobPlan(TRAINING, rule)
-    (failing,) = FailureJudge(fleet(), parse_failure(failure, fleet())).judge([plan])
+    (failing,) = FailureJudge(fleet(), parse_failure(failure, fleet().choice.network)).judge([plan])
     assert failing == Judge(built).judge([plan])[0]
     assert failing.runs
 
@@ -51,11 +51,11 @@ def test_groups_of_the_outermost_tier_are_those_that_it_joins() -> None:
     """Links of ``wan`` are called wan0-wan1: each end is a DC."""
     for number in (0, 1):
         assert (
-            parse_failure(f"wan{number}.speed=80%", fleet()).slow
-            == parse_failure(f"dc{number}.speed=80%", fleet()).slow
+            parse_failure(f"wan{number}.speed=80%", fleet().choice.network).slow
+            == parse_failure(f"dc{number}.speed=80%", fleet().choice.network).slow
         )
     with pytest.raises(ScenarioError, match="no wan2") as caught:
-        parse_failure("wan2.speed=80%", fleet())
+        parse_failure("wan2.speed=80%", fleet().choice.network)
     assert caught.value.hint == "wan0 to wan1"
 
 
@@ -64,7 +64,7 @@ def test_pipelines_within_a_slow_dc_hold_up_all() -> None:
     plan = JobPlan(TRAINING, DP)
     (whole,) = Judge(fleet()).judge([plan])
     for slow in ("dc0.speed=50%", "dc1.speed=50%"):
-        (failing,) = FailureJudge(fleet(), parse_failure(slow, fleet())).judge([plan])
+        (failing,) = FailureJudge(fleet(), parse_failure(slow, fleet().choice.network)).judge([plan])
         assert failing.reduction_ns == whole.reduction_ns
         assert failing.compute_ns == pytest.approx(2 * whole.compute_ns, rel=1e-6)
         assert failing.step_ns - failing.window_ns == whole.step_ns - whole.window_ns
@@ -79,7 +79,7 @@ def test_stages_within_a_slow_dc_take_longer(slow: str, factors: tuple[int, int]
     """
     workload = fleet(10**6, 0, 10**6)
     plan = JobPlan(TRAINING, PP)
-    judge = FailureJudge(workload, parse_failure(f"{slow}.speed=50%", workload))
+    judge = FailureJudge(workload, parse_failure(f"{slow}.speed=50%", workload.choice.network))
     ((_, costs),) = judge.costs(plan)
     (_, alone) = Judge(workload).costs(plan)[0]
     each = alone.of(0)
@@ -99,12 +99,12 @@ def test_every_stage_within_a_slow_dc_takes_longer(slow: str) -> None:
     workload = fleet()
     plan = JobPlan(replace(TRAINING, stages=4, data=2), PP)
     (whole,) = Judge(workload).judge([plan])
-    (failing,) = FailureJudge(workload, parse_failure(f"{slow}.speed=50%", workload)).judge([plan])
+    (failing,) = FailureJudge(workload, parse_failure(f"{slow}.speed=50%", workload.choice.network)).judge([plan])
     assert failing.compute_ns == pytest.approx(1.5 * whole.compute_ns, rel=1e-6)
 
 
 def test_several_hold_at_once_and_for_a_share_of_the_time() -> None:
-    found = parse_failure("wan.bandwidth=50%, wan.links=1/2,dc1.speed=80% @ 2%", fleet())
+    found = parse_failure("wan.bandwidth=50%, wan.links=1/2,dc1.speed=80% @ 2%", fleet().choice.network)
     assert found.narrowed == (("wan", 0.25),)
     assert found.slow == (SlowGroup("dc", 1, 0.8),)
     assert found.weight_ratio == 0.02
@@ -126,14 +126,14 @@ def test_several_hold_at_once_and_for_a_share_of_the_time() -> None:
 )
 def test_what_cannot_be_read(text: str, said: str) -> None:
     with pytest.raises(ScenarioError) as caught:
-        parse_failure(text, fleet())
+        parse_failure(text, fleet().choice.network)
     assert said in caught.value.message
     assert caught.value.hint
 
 
 def test_tiers_that_are_not_there() -> None:
     with pytest.raises(UnknownName):
-        parse_failure("lan.bandwidth=50%", fleet())
+        parse_failure("lan.bandwidth=50%", fleet().choice.network)
 
 
 def test_the_plan_that_is_best_then_and_over_all_the_time() -> None:
@@ -145,7 +145,7 @@ def test_the_plan_that_is_best_then_and_over_all_the_time() -> None:
     found = PlanSearch(space, Judge(workload)).run(exhaustive=10)
     assert found.best is not None
     assert found.best.plan.placement == DP
-    half, seldom = (parse_failure(f"wan.bandwidth=0.05%@{share}", workload) for share in ("50%", "1%"))
+    half, seldom = (parse_failure(f"wan.bandwidth=0.05%@{share}", workload.choice.network) for share in ("50%", "1%"))
     done = weigh_failures(space, found, [half])
     (outcome,) = done.outcomes
     assert outcome.best is not None
@@ -156,12 +156,12 @@ def test_the_plan_that_is_best_then_and_over_all_the_time() -> None:
     assert done.least_worst is not None
     assert done.least_expected is not None
     assert done.kept.expected_ns == pytest.approx((found.best.step_ns + outcome.kept.step_ns) / 2)
-    assert done.least_expected.plan.placement == PP
+    assert done.least_expected.judged.plan.placement == PP
     assert done.least_expected.expected_ns == pytest.approx((whole_pp + outcome.best.step_ns) / 2)
     assert done.least_worst.worst_ns == outcome.best.step_ns
     often = weigh_failures(space, found, [seldom]).least_expected
     assert often is not None
-    assert often.plan.placement == (
+    assert often.judged.plan.placement == (
         DP
         if found.best.step_ns * 0.99 + outcome.kept.step_ns * 0.01 < (whole_pp * 0.99 + outcome.best.step_ns * 0.01)
         else PP
@@ -173,7 +173,7 @@ def test_shares_of_the_time_are_no_more_than_all_of_it() -> None:
     workload = fleet()
     space = Space(workload, JobPlan(TRAINING, DP)).only("placement")
     found = PlanSearch(replace(space, given={"placement": (DP,)}), Judge(workload)).run()
-    many = [parse_failure(f"wan.bandwidth={left}%@60%", workload) for left in (50, 25)]
+    many = [parse_failure(f"wan.bandwidth={left}%@60%", workload.choice.network) for left in (50, 25)]
     with pytest.raises(ScenarioError, match="120%"):
         weigh_failures(space, found, many)
     with pytest.raises(ScenarioError, match=r"wan\.bandwidth=25% holds is not said"):

@@ -35,7 +35,7 @@ from tracetool.whatif.on_network import seated
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from tracetool.explore.recorded import RecordedPlan
+    from tracetool.explore.recorded_search import RecordedPlan
 
 GB, MS = 10**9, 10**6
 HB = Tier("hb", 2, 450 * GB)
@@ -160,7 +160,7 @@ def test_the_answer_fits_a_screen_and_its_next_command_gives_its_step(
         (["--fix", "tp=2"], "tp stays as recorded"),
         (["--leave", "recompute"], "recompute stays as recorded"),
         (["--fix", "p2p=per-edge", "--leave", "p2p"], "both given and left"),
-        (["--state", "x.npz"], "--state: of jobs from shapes alone"),
+        (["--fit", "x"], "--fit cannot be: a recording has what was measured"),
         (["--try", "microbatch=2"], "does not tell the sizes of its microbatches"),
         (["--mbs", "1"], "belong together"),
         (["--fix", "schedule=1f1b", "--try", "chunks=1,2"], "none of 1f1b has 2 stages per rank"),

@@ -13,7 +13,8 @@ from helpers.recorded import ROOT, h100, rebuilt
 
 import tracetool as tt
 from tracetool.cli import run
-from tracetool.explore.recorded import explore_recording, replayed_plan, tier_bytes
+from tracetool.explore.recorded import explore_recording, tier_bytes
+from tracetool.explore.recorded_search import replayed_plan
 from tracetool.explore.recorded_space import RecordedSpace
 from tracetool.explore.space import read_axes
 from tracetool.network.file import NetworkChoice

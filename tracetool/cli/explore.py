@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from tracetool.estimates.estimating import Job
     from tracetool.explore.answer import Exploration
     from tracetool.explore.failures import Failures
+    from tracetool.explore.judge import Judged
     from tracetool.explore.plan import Workload
     from tracetool.explore.recorded import RecordedExploration
     from tracetool.explore.recorded_space import RecordedSpace
@@ -148,6 +149,7 @@ def explore(
     from tracetool.explore.file import read_plan
     from tracetool.explore.progress import SearchWork
     from tracetool.explore.recorded import explore_recording
+    from tracetool.explore.recorded_search import RecordedWork
     from tracetool.network.file import read_network
     from tracetool.reports.exploration.json import ExplorationFacts, render_json
     from tracetool.reports.exploration.text import render_text
@@ -167,20 +169,24 @@ def explore(
         raise ScenarioError("nothing says where the job is to run.", hint="add --network FLEET.toml")
     model, *others = paths
     if model.suffix.lower() != ".toml" or others:
-        _refuse(_OF_SHAPES, "jobs from shapes", "name a model's file, or leave it out")
+        _refuse(_OF_SHAPES, "a recording has what was measured, and is compared with itself", "name a model's file")
         recorded = _recorded_space(paths, network, (fix, tried, leave), hbm, overlap, (mbs, seq), quiet=quiet)
+        elsewhere = [replace(recorded, choice=read_network(path)) for path in fleets]
+        failing = [parse_failure(text, recorded.choice.network) for text in failures]
         with ProgressBar(quiet=quiet, doing="replaying", of="ways") as progress:
-            explored = explore_recording(recorded, jobs=jobs, executor=executor, ends=ends, progress=progress)
+            explored = explore_recording(
+                recorded, others=elsewhere, failures=failing, work=RecordedWork(jobs, executor, ends, state, progress)
+            )
         _show_recorded(explored, output, force=force, verbose=verbose, as_json=as_json, quiet=quiet)
         return
-    _refuse(_OF_RECORDINGS, "recordings", "name a Run or traces, or leave it out")
+    _refuse(_OF_RECORDINGS, "a model's file says them", "name a Run or traces")
     space, error_ratio = _space(model, network, fit, (fix, _with_ways(tried, overlap), leave), hbm)
-    elsewhere = [_elsewhere(space, read_network(path)) for path in fleets]
+    on_others = [_elsewhere(space, read_network(path)) for path in fleets]
     compared = {path.stem: read_plan(path, space.base) for path in baselines}
-    failing = [parse_failure(text, space.workload) for text in failures]
+    failing = [parse_failure(text, space.workload.choice.network) for text in failures]
     with ProgressBar(quiet=quiet, doing="searching", of="plans") as progress:
         work = SearchWork(jobs, executor, ends, state, progress, lambda ns: progress.say(f"best {format_duration(ns)}"))
-        done = run(space, compared=compared, others=elsewhere, error_ratio=error_ratio, work=work)
+        done = run(space, compared=compared, others=on_others, error_ratio=error_ratio, work=work)
     weighed = weigh_failures(space, done.results, failing, ends=ends) if failing else None
     facts = ExplorationFacts(__version__, command_line())
     for path in output:
@@ -193,12 +199,12 @@ def explore(
     next_step(_next(done), quiet=quiet)
 
 
-_OF_SHAPES = ("fit", "fleets", "baselines", "failures", "state")
+_OF_SHAPES = ("fit", "baselines")
 _OF_RECORDINGS = ("mbs", "seq")
 """Options that are about jobs of one kind alone."""
 
 
-def _refuse(names: tuple[str, ...], of: str, hint: str) -> None:
+def _refuse(names: tuple[str, ...], why: str, hint: str) -> None:
     """Refuse options that are about other jobs.
 
     Raises:
@@ -208,7 +214,7 @@ def _refuse(names: tuple[str, ...], of: str, hint: str) -> None:
     options = [option for option in context.command.params if isinstance(option, click.Option)]
     given = [flag_of(each) for each in options if each.name in names and is_given(context, each.name)]
     if given:
-        raise ScenarioError(f"{', '.join(given)}: of {of} alone.", hint=hint)
+        raise ScenarioError(f"{', '.join(given)} cannot be: {why}.", hint=f"{hint}, or leave it out")
 
 
 def _recorded_space(
@@ -229,6 +235,7 @@ def _recorded_space(
     from tracetool.overlap.actions import layer_overlaps
     from tracetool.reconstruction import reconstruct
     from tracetool.units import parse_size_bytes
+    from tracetool.whatif.job import unlike_pipelines
     from tracetool.whatif.on_network import job_traffic
 
     sequences, length = batch
@@ -247,9 +254,11 @@ def _recorded_space(
     recording = replace(recording, notes=(*recording.notes, *notes))
     sizes = None if sequences is None or length is None else MicrobatchSize(sequences, length)
     traffic = job_traffic(run, recording).traffic
+    recording, unlike = unlike_pipelines(run, recording)
     return RecordedSpace(
-        recording, choice, given=given, left=left, hbm_bytes=limit, overlaps=overlaps, sizes=sizes, traffic=traffic
-    )
+        recording, choice, given=given, left=left, hbm_bytes=limit, overlaps=overlaps, sizes=sizes, traffic=traffic,
+        unlike=unlike,
+    )  # fmt: skip
 
 
 def _show_recorded(
@@ -284,7 +293,7 @@ def _replay_of(done: RecordedExploration) -> str:
     from tracetool.reports.exploration.recorded import fleet_changes
 
     best = done.named
-    if best is None or best.way.microbatch is not None or fleet_changes(done.space, best.way):
+    if best is None or best.way.microbatch is not None or done.space.unlike or fleet_changes(done.space, best.way):
         return following("explore", "-v")
     words = ["--schedule", best.point.schedule]
     if best.point.extra_forwards is not None:
@@ -317,7 +326,7 @@ def _left(leave: tuple[str, ...]) -> frozenset[AxisName]:
     return frozenset(parse_axis(name.strip()) for text in leave for name in text.split(",") if name.strip())
 
 
-def _form(suffix: str, done: Exploration, facts: ExplorationFacts, weighed: Failures | None) -> bytes:
+def _form(suffix: str, done: Exploration, facts: ExplorationFacts, weighed: Failures[Judged] | None) -> bytes:
     from tracetool.reports.exploration.json import render_json
     from tracetool.reports.exploration.page import render_page
     from tracetool.reports.exploration.picture import overview_picture

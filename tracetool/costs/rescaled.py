@@ -26,7 +26,7 @@ from tracetool.errors import Option, ScenarioError
 from tracetool.model.action import ActionKind
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
 
     from tracetool.model.pipeline import ActionCost, Costs, LayerCosts, LayerOverlap, Pipeline, StageProfile
 
@@ -68,6 +68,22 @@ def with_faster_compute(pipeline: Pipeline, ratio: float) -> Pipeline:
         return _with_times(cost, lambda time_ns: round(time_ns / ratio))
 
     return pipeline.each(lambda one: replace(one, stages=tuple(_stage(stage, faster) for stage in one.stages)))
+
+
+def with_slower_ranks(pipeline: Pipeline, factors: Sequence[float]) -> Pipeline:
+    """The pipeline with forwards and backwards that take so many times as long; messages and optimizer stay.
+
+    Args:
+        pipeline: What was measured.
+        factors: Of each pipeline rank.
+    """
+    shape = pipeline.observed.shape
+
+    def slower(stage: StageProfile) -> StageProfile:
+        factor = factors[shape.rank_of(stage.stage)]
+        return _stage(stage, lambda _kind, _number, cost: _with_times(cost, lambda time_ns: round(time_ns * factor)))
+
+    return replace(pipeline, stages=tuple(map(slower, pipeline.stages)))
 
 
 def with_changed_actions(pipeline: Pipeline, changes_ns: Mapping[tuple[int, ActionKind], int]) -> Pipeline:

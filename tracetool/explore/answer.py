@@ -188,7 +188,7 @@ def explore(
         BadTopology: If the job does not fit on the network.
         ScenarioError: If the space holds no plan, or fleets have prices in several currencies.
     """
-    check_currencies((space, *others))
+    check_currencies([each.workload.choice for each in (space, *others)])
     judge = Judge(space.workload)
     margin = RIVAL_RATIO if error_ratio is None else error_ratio
     work = work or SearchWork()

@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 import time
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Protocol, TypeVar
 
 from tracetool.errors import BadQuantity, ScenarioError
 from tracetool.explore.judge import Judge, Judged
@@ -21,13 +21,15 @@ from tracetool.network.placement import place
 from tracetool.units import parse_share_ratio
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from tracetool.estimates.stages import JobCosts
     from tracetool.estimates.transport import OverTiers
     from tracetool.explore.plan import JobPlan, Workload
     from tracetool.explore.search import SearchResults
     from tracetool.explore.space import Space
+    from tracetool.network.file import NetworkChoice
+    from tracetool.network.tiers import Network
 
 _RECHECKED = 100
 """So many of the fastest plans of the whole fleet are judged in each failure."""
@@ -63,24 +65,24 @@ class Failure:
     slow: tuple[SlowGroup, ...]
     weight_ratio: float | None = None
 
-    def of(self, workload: Workload) -> Workload:
-        """The workload on the fleet with its tiers narrowed."""
-        network = workload.choice.network
+    def of(self, choice: NetworkChoice) -> NetworkChoice:
+        """The fleet with its tiers narrowed."""
+        network = choice.network
         left = dict(self.narrowed)
         tiers = tuple(tier.narrowed(1 / left[tier.name]) if tier.name in left else tier for tier in network.tiers)
-        return replace(workload, choice=replace(workload.choice, network=replace(network, tiers=tiers)))
+        return replace(choice, network=replace(network, tiers=tiers))
 
 
 _CHANGE = re.compile(r"^(?P<where>[^.=]+)\.(?P<what>bandwidth|links|speed)=(?P<left>\S+)$")
 _GROUP = re.compile(r"^(?P<tier>.*?)(?P<number>\d+)$")
 
 
-def parse_failure(text: str, workload: Workload) -> Failure:
+def parse_failure(text: str, network: Network) -> Failure:
     """Read ``wan.bandwidth=50%,dc1.speed=80%@2%``.
 
     Args:
         text: What fails.
-        workload: Whose tiers and groups are meant.
+        network: Whose tiers and groups are meant.
 
     Raises:
         ScenarioError: If it cannot be read, or leaves nothing.
@@ -98,9 +100,9 @@ def parse_failure(text: str, workload: Workload) -> Failure:
             )
         left = _left(match["left"], part.strip())
         if match["what"] == "speed":
-            slow.append(_slow(match["where"], left, workload))
+            slow.append(_slow(match["where"], left, network))
         else:
-            tier = workload.choice.network.tiers[workload.choice.network.number(match["where"])]
+            tier = network.tiers[network.number(match["where"])]
             narrowed[tier.name] = narrowed.get(tier.name, 1.0) * left
     share = parse_share_ratio(weight.strip()) if weight else None
     if share is not None and not 0 <= share <= 1:
@@ -125,8 +127,8 @@ def _left(text: str, part: str) -> float:
     return left
 
 
-def _slow(where: str, left: float, workload: Workload) -> SlowGroup:
-    match, network = _GROUP.match(where), workload.choice.network
+def _slow(where: str, left: float, network: Network) -> SlowGroup:
+    match = _GROUP.match(where)
     if match is None:
         raise ScenarioError(f"{where!r} is no group of devices.", hint="a tier and a number, as in dc1.speed=80%")
     level, number = network.number(match["tier"]), int(match["number"])
@@ -153,7 +155,7 @@ class FailureJudge(Judge):
     """
 
     def __init__(self, workload: Workload, failure: Failure) -> None:
-        super().__init__(failure.of(workload))
+        super().__init__(replace(workload, choice=failure.of(workload.choice)))
         self.failure = failure
 
     def costs(self, plan: JobPlan) -> list[tuple[OverTiers, JobCosts]]:
@@ -174,17 +176,22 @@ class FailureJudge(Judge):
         ]
 
 
+def slow_factors(network: Network, devices: Sequence[int], slow: Sequence[SlowGroup]) -> list[float]:
+    """How many times as long actions of devices take."""
+    sizes = {tier.name: tier.size for tier in network.tiers}
+    return [
+        max([1.0, *(1 / one.speed_ratio for one in slow if device // sizes[one.tier] == one.group)])
+        for device in devices
+    ]
+
+
 def _slowness(
     workload: Workload, plan: JobPlan, slow: Sequence[SlowGroup]
 ) -> Iterator[tuple[tuple[int, ...], tuple[float, ...]]]:
     """Of each pipeline, the tiers at which neighbours meet, and how many times as long each rank's actions take."""
     network, degrees = workload.choice.network, plan.training.degrees
     placed = place(degrees, network, plan.placement, all_used=False)
-    sizes = {tier.name: tier.size for tier in network.tiers}
-    factor_of = [
-        max([1.0, *(1 / one.speed_ratio for one in slow if device // sizes[one.tier] == one.group)])
-        for device in placed.devices
-    ]
+    factor_of = slow_factors(network, placed.devices, slow)
     each = degrees.tp * degrees.cp
     for first in range(0, degrees.dp * each, each):
         stages = [range(rank := first + stage * degrees.dp * each, rank + each) for stage in range(degrees.pp)]
@@ -194,8 +201,31 @@ def _slowness(
         yield crossed, tuple(max(factor_of[rank] for rank in ranks) for ranks in stages)
 
 
+class Ran(Protocol):
+    """A plan that was replayed, of a model or of a recording."""
+
+    @property
+    def plan(self) -> Any:
+        """What tells it from others."""
+
+    @property
+    def step_ns(self) -> int:
+        """Its step; 0 if it cannot run."""
+
+    @property
+    def refusal(self) -> str:
+        """Why it cannot run."""
+
+    @property
+    def runs(self) -> bool:
+        """Whether it can."""
+
+
+RanT = TypeVar("RanT", bound=Ran)
+
+
 @dataclass(frozen=True)
-class FailureOutcome:
+class FailureOutcome(Generic[RanT]):
     """What a failure does.
 
     Attributes:
@@ -205,28 +235,32 @@ class FailureOutcome:
     """
 
     failure: Failure
-    kept: Judged
-    best: Judged | None
+    kept: RanT
+    best: RanT | None
 
 
-class Weighed(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Weighed(Generic[RanT]):
     """A plan over all failures.
 
     Attributes:
-        plan: The plan.
-        whole_ns: Its step while all is whole.
+        judged: The plan while all is whole.
         worst_ns: Its longest step.
         expected_ns: Its mean step, each failure for its share of the time; None if no share was said.
     """
 
-    plan: JobPlan
-    whole_ns: int
+    judged: RanT
     worst_ns: int
     expected_ns: float | None
 
+    @property
+    def whole_ns(self) -> int:
+        """Its step while all is whole."""
+        return self.judged.step_ns
+
 
 @dataclass(frozen=True)
-class Failures:
+class Failures(Generic[RanT]):
     """What failures of the fleet do to the plans of a space.
 
     Attributes:
@@ -237,16 +271,16 @@ class Failures:
         cut: Failures in which the space was not searched to its end when the time was up.
     """
 
-    outcomes: tuple[FailureOutcome, ...]
-    kept: Weighed | None
-    least_worst: Weighed | None
-    least_expected: Weighed | None
+    outcomes: tuple[FailureOutcome[RanT], ...]
+    kept: Weighed[RanT] | None
+    least_worst: Weighed[RanT] | None
+    least_expected: Weighed[RanT] | None
     cut: tuple[str, ...] = ()
 
 
 def weigh_failures(
     space: Space, results: SearchResults, failures: Sequence[Failure], *, ends: float | None = None
-) -> Failures:
+) -> Failures[Judged]:
     """Judge plans in every failure, and search the space in each.
 
     Args:
@@ -258,7 +292,7 @@ def weigh_failures(
     Raises:
         ScenarioError: If shares of the time are more than all of it, or some failures have one and others have none.
     """
-    _check_weights(failures)
+    check_weights(failures)
     if results.best is None:
         return Failures((), None, None, None)
     judges = [FailureJudge(space.workload, failure) for failure in failures]
@@ -274,41 +308,59 @@ def weigh_failures(
         bests.append(None if again is None else again.best)
     others = [judged.plan for judged in bests if judged is not None and judged.plan not in plans]
     plans |= {judged.plan: judged for judged in Judge(space.workload).judge(list(dict.fromkeys(others))) if judged.runs}
-    in_each = [judge.judge(list(plans)) for judge in judges]
+    return weighed(plans, failures, [judge.judge(list(plans)) for judge in judges], tuple(cut))
+
+
+def weighed(
+    plans: Mapping[Any, RanT], failures: Sequence[Failure], in_each: Sequence[Sequence[RanT]], cut: tuple[str, ...]
+) -> Failures[RanT]:
+    """Plans over all failures.
+
+    Args:
+        plans: While all is whole, the one first that is best then.
+        failures: What may fail.
+        in_each: The same plans in each failure.
+        cut: Failures in which the space was not searched to its end when the time was up.
+    """
     outcomes = tuple(
         FailureOutcome(failure, done[0], min((one for one in done if one.runs), key=_step_ns, default=None))
         for failure, done in zip(failures, in_each, strict=True)
     )
-    weighed = [
+    every = [
         None if any(not one.runs for one in steps) else _weighed(whole, steps, failures)
         for whole, steps in zip(plans.values(), zip(*in_each, strict=True), strict=True)
     ]
-    run = [one for one in weighed if one is not None]
+    run = [one for one in every if one is not None]
     is_weighted = bool(run) and run[0].expected_ns is not None
     return Failures(
-        outcomes,
-        weighed[0],
-        min(run, key=lambda one: one.worst_ns, default=None),
-        min(run, key=lambda one: one.expected_ns or 0) if is_weighted else None,
-        tuple(cut),
+        outcomes=outcomes,
+        kept=every[0],
+        least_worst=min(run, key=lambda one: one.worst_ns, default=None),
+        least_expected=min(run, key=lambda one: one.expected_ns or 0) if is_weighted else None,
+        cut=cut,
     )
 
 
-def _step_ns(judged: Judged) -> int:
+def _step_ns(judged: Ran) -> int:
     return judged.step_ns
 
 
-def _weighed(whole: Judged, steps: Sequence[Judged], failures: Sequence[Failure]) -> Weighed:
+def _weighed(whole: RanT, steps: Sequence[RanT], failures: Sequence[Failure]) -> Weighed[RanT]:
     weights = [failure.weight_ratio for failure in failures]
     expected = None
     if all(weight is not None for weight in weights):
         rest = 1 - sum(weight or 0.0 for weight in weights)
         failing = zip(weights, steps, strict=True)
         expected = rest * whole.step_ns + sum((weight or 0.0) * one.step_ns for weight, one in failing)
-    return Weighed(whole.plan, whole.step_ns, max(whole.step_ns, *map(_step_ns, steps)), expected)
+    return Weighed(whole, max(whole.step_ns, *map(_step_ns, steps)), expected)
 
 
-def _check_weights(failures: Sequence[Failure]) -> None:
+def check_weights(failures: Sequence[Failure]) -> None:
+    """Refuse shares of the time that do not go together.
+
+    Raises:
+        ScenarioError: If they are more than all of it, or some failures have one and others have none.
+    """
     weights = [failure.weight_ratio for failure in failures if failure.weight_ratio is not None]
     if weights and len(weights) < len(failures):
         unsaid = next(failure.text for failure in failures if failure.weight_ratio is None)

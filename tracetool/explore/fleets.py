@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from tracetool.explore.progress import SearchWork
     from tracetool.explore.search import SearchResults
     from tracetool.explore.space import Space
+    from tracetool.network.file import NetworkChoice
 
 _CHEAPER = 1e-3
 """Plans that cost less by less than this cost the same."""
@@ -48,13 +49,12 @@ class PricedPlan(NamedTuple):
     price: float
 
 
-def check_currencies(spaces: Sequence[Space]) -> None:
+def check_currencies(choices: Sequence[NetworkChoice]) -> None:
     """Refuse fleets whose prices cannot be held against each other.
 
     Raises:
         ScenarioError: If they are in several currencies.
     """
-    choices = [space.workload.choice for space in spaces]
     priced = [(each.network.name, each.price.currency) for each in choices if each.price is not None]
     if len({currency for _, currency in priced}) > 1:
         listed = ", ".join(f"{name} in {currency}" for name, currency in priced)

@@ -6,64 +6,32 @@ the tiers of a network.
 
 from __future__ import annotations
 
-import time
-from collections import Counter
 from dataclasses import dataclass, replace
 from math import inf
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
-from tracetool.costs.rescaled import with_layers
-from tracetool.errors import ScheduleError
+from tracetool.errors import TraceToolError
 from tracetool.explore.answer import CHOICES
+from tracetool.explore.failures import Failures, check_weights, weighed
+from tracetool.explore.fleets import check_currencies
+from tracetool.explore.recorded_search import RecordedPlan, RecordedWork, replay_base, replay_plans, replayed_plan
 from tracetool.explore.recorded_space import RECORDED_AXES, WAY_AXES
-from tracetool.model.notice import Silent, unasked
+from tracetool.model.notice import Notice, NoticeCode
 from tracetool.model.pipeline import NO_OVERLAP
-from tracetool.model.scenario import Scenario
 from tracetool.schedules import kind_of
-from tracetool.sweeps.grid import Grid
-from tracetool.sweeps.run import sweep
-from tracetool.whatif.answer import answer
-from tracetool.whatif.best import choose, plan_name, recorded_test
-from tracetool.whatif.on_network import seated
+from tracetool.whatif.best import choose, recorded_test
 
 if TYPE_CHECKING:
+    from collections import Counter
     from collections.abc import Collection, Iterator, Mapping, Sequence
 
-    from tracetool.explore.recorded_space import RecordedSpace, RecordedWay
-    from tracetool.model.notice import Notice, Progress
-    from tracetool.reconstruction import Reconstruction
+    from tracetool.explore.failures import Failure
+    from tracetool.explore.recorded_space import RecordedSpace
     from tracetool.sweeps.results import SweepPoint
     from tracetool.whatif.best import Chosen
-    from tracetool.whatif.results import Result
 
-
-@dataclass(frozen=True, slots=True)
-class RecordedPlan:
-    """One plan of a recorded job, replayed.
-
-    Attributes:
-        way: What was chosen beside the schedule.
-        point: The schedule, and what came of it.
-    """
-
-    way: RecordedWay
-    point: SweepPoint
-
-    @property
-    def order_text(self) -> str:
-        """Schedule and depth, with stages per rank that were asked for."""
-        return plan_name(self.point) + (f" x{self.way.chunks}" if (self.way.chunks or 1) > 1 else "")
-
-    @property
-    def text(self) -> str:
-        """Schedule, how transfers are issued, and how layers overlap."""
-        overlap = "" if self.point.overlap == NO_OVERLAP else f", layers overlap by {self.point.overlap}"
-        return f"{self.order_text}, {self.point.p2p} transfers{overlap}"
-
-    @property
-    def step_ns(self) -> int:
-        """Its step."""
-        return self.point.step_ns or 0
+_RECHECKED = 25
+"""So many of the fastest plans of the whole fleet are replayed in each failure."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,6 +67,8 @@ class RecordedExploration:
         left_out: What was not taken up, by reason.
         open: How many ways were not looked at when the time was up.
         notes: What holds of all: how far replay misses the recording, what was inferred or is missing.
+        others: The best plans on other fleets.
+        failures: What failures of the fleet do; None if none was asked for.
     """
 
     space: RecordedSpace
@@ -115,6 +85,8 @@ class RecordedExploration:
     left_out: Counter[str]
     open: int
     notes: tuple[Notice, ...]
+    others: tuple[RecordedFleet, ...] = ()
+    failures: Failures[RecordedPlan] | None = None
 
     @property
     def named(self) -> RecordedPlan | None:
@@ -123,97 +95,104 @@ class RecordedExploration:
         return self.base if is_longer and self.base.point.feasible is not False else self.best
 
 
+class RecordedFleet(NamedTuple):
+    """The best plan on another fleet.
+
+    Attributes:
+        space: The job, and where.
+        best: By the rule of ``tracetool.whatif.best``; None if nothing fits there.
+        open: How many ways were not looked at when the time was up.
+    """
+
+    space: RecordedSpace
+    best: RecordedPlan | None
+    open: int
+
+
 def explore_recording(
     space: RecordedSpace,
     *,
-    jobs: int | None = None,
-    executor: str | None = None,
-    ends: float | None = None,
-    progress: Progress | None = None,
+    others: Sequence[RecordedSpace] = (),
+    failures: Sequence[Failure] = (),
+    work: RecordedWork | None = None,
 ) -> RecordedExploration:
     """Replay every plan of a recorded job on a fleet, and choose by the rule of ``tracetool.whatif.best``.
 
     Args:
         space: What to search.
-        jobs: Worker processes; by default as many as pay.
-        executor: ``dask://HOST:PORT`` of a cluster to work on instead.
-        ends: When the time is up, of ``time.monotonic``: the best plan so far is the answer.
-        progress: Told how many ways to run there are beside schedules, and how many are done.
+        others: The same job on other fleets.
+        failures: What may fail of the fleet.
+        work: How it is worked on; when its time is up, the best plan so far is the answer.
 
     Raises:
         BadTopology: If the job does not fit on the fleet.
+        ScenarioError: If fleets have prices in several currencies, or shares of the time do not go together.
         ScheduleError: If nothing can be replayed.
     """
-    left_out: Counter[str] = Counter()
-    ways = list(space.ways(left_out))
-    progress = progress or unasked()
-    progress.start(1 + len(ways))
-    alone = Scenario(seated(space.base.choice(space.choice), space.recording), space.hbm_bytes)
-    done = sweep(space.recording, Grid((space.baseline,), alone), knees=False, jobs=1, progress=Silent())
-    base = RecordedPlan(space.base, done.points[0])
-    progress.advance(1)
-    plans: list[RecordedPlan] = []
-    refused: Counter[str] = Counter()
-    looked = 0
-    for way, scenario in ways:
-        if plans and ends is not None and time.monotonic() >= ends:
-            break
-        looked += 1
-        try:
-            points = _swept(space, way, scenario, jobs, executor)
-        except ScheduleError as error:
-            refused[error.message] += 1
-            points = ()
-        for point in points:
-            if point.step_ns is None:
-                refused[f"{point.schedule}: {point.reason}"] += 1
-            plans += [RecordedPlan(way, one) for one in (point, point.closer) if one is not None and one.step_ns]
-        progress.advance(1)
+    check_currencies([each.choice for each in (space, *others)])
+    check_weights(failures)
+    work = work or RecordedWork()
+    base, notes = replay_base(space)
+    done = replay_plans(space, work)
+    plans = done.plans
     chosen = _chosen(space, plans)
     start = _start(space, plans, base)
     plan_of = {id(plan.point): plan for plan in plans}
-    return RecordedExploration(
-        space=space, base=base, start=start, best=None if chosen.best is None else plan_of[id(chosen.best)],
-        as_good=tuple(plan_of[id(point)] for point in chosen.as_good),
+    best = None if chosen.best is None else plan_of[id(chosen.best)]
+    as_good = tuple(plan_of[id(point)] for point in chosen.as_good)
+    explored = RecordedExploration(
+        space=space, base=base, start=start, best=best, as_good=as_good,
         unproven=(*(plan_of[id(point)] for point in chosen.unproven), *_bounds(space, plans, chosen.best)),
         alone=tuple(ChoiceAlone(name=name, best=_changed(space, plans, start, of)) for name, of in _CHOICES.items()),
         one_by_one=ChoiceAlone(name="one by one", best=_one_by_one(space, plans, start)),
-        front=tuple(_front(space, plans)), plans=tuple(plans), refused=refused, left_out=left_out,
-        open=len(ways) - looked, notes=done.notes,
+        front=tuple(_front(space, plans)), plans=plans, refused=done.refused, left_out=done.left_out,
+        open=done.open, notes=notes, others=tuple(_elsewhere(others, work.beside())),
     )  # fmt: skip
+    return replace(explored, failures=_weighed(explored, failures, work.beside())) if failures else explored
+
+
+def _elsewhere(spaces: Sequence[RecordedSpace], work: RecordedWork) -> Iterator[RecordedFleet]:
+    for space in spaces:
+        done = replay_plans(space, work)
+        yield RecordedFleet(space, _best_of(space, done.plans), done.open)
+
+
+def _weighed(explored: RecordedExploration, failures: Sequence[Failure], work: RecordedWork) -> Failures[RecordedPlan]:
+    """Plans as sure as the best one, and the best of each failure, in every failure."""
+    space, named = explored.space, explored.named
+    if named is None:
+        return Failures((), None, None, None)
+    usable = sorted((plan for plan in explored.plans if plan.runs), key=lambda plan: plan.step_ns)
+    sure = [plan for plan in usable if plan.point.evidence == named.point.evidence][:_RECHECKED]
+    plans = {plan.plan: plan for plan in (named, *sure)}
+    spaces = [replace(space, choice=failure.of(space.choice), slow=failure.slow) for failure in failures]
+    cut = []
+    for failure, failing in zip(failures, spaces, strict=True):
+        done = None if work.is_over else replay_plans(failing, work)
+        if done is None or done.open:
+            cut.append(failure.text)
+        best = None if done is None else _best_of(failing, done.plans)
+        if best is not None and best.plan not in plans:
+            whole = _again(space, best)
+            plans |= {best.plan: whole} if whole.runs else {}
+    in_each = [[_again(failing, plan) for plan in plans.values()] for failing in spaces]
+    return weighed(plans, failures, in_each, tuple(cut))
+
+
+def _again(space: RecordedSpace, plan: RecordedPlan) -> RecordedPlan:
+    """A plan as it is on another fleet."""
+    try:
+        result = replayed_plan(space, plan)
+    except TraceToolError as error:
+        remark = Notice(NoticeCode.NOT_REPLAYED, error.message)
+        return replace(plan, point=replace(plan.point, step_ns=None, remarks=(remark,)))
+    return replace(plan, point=replace(plan.point, step_ns=result.step_ns, feasible=result.feasible))
 
 
 _CHOICES: Mapping[str, frozenset[str]] = {
     **{name: kept for name, axes in CHOICES.items() if (kept := frozenset(axes) & frozenset(RECORDED_AXES))},
     "overlap": frozenset({"overlap"}),
 }
-
-
-def _swept(
-    space: RecordedSpace, way: RecordedWay, scenario: Scenario, jobs: int | None, executor: str | None
-) -> Sequence[SweepPoint]:
-    """All schedules and depths that go with a way, replayed; those that cannot be hold the reason."""
-    chunks = way.chunks if way.chunks != 1 else None
-    grid = Grid(space.schedules(way.chunks), scenario, extra_forwards=space.values("depth"), overlaps=space.overlaps)
-    recording = _at(space, way)
-    points = sweep(
-        recording, grid, knees=False, jobs=jobs, executor=executor, chunks=chunks, progress=Silent(), beside=()
-    ).points
-    return points if recording is space.recording else [_scaled(point) for point in points]
-
-
-def _at(space: RecordedSpace, way: RecordedWay) -> Reconstruction:
-    """The recording with microbatches of a way's size."""
-    if way.microbatch is None or space.sizes is None or space.scaling is None:
-        return space.recording
-    return replace(space.recording, pipeline=space.scaling.at(replace(space.sizes, sequences=way.microbatch)))
-
-
-def _scaled(point: SweepPoint) -> SweepPoint:
-    """A point whose costs are extrapolated: no recorded step was like it."""
-    rests_on = (*point.rests_on, "microbatches of other sizes")
-    closer = None if point.closer is None else _scaled(point.closer)
-    return replace(point, known_error=None, rests_on=rests_on, closer=closer)
 
 
 def _chosen(space: RecordedSpace, plans: Sequence[RecordedPlan]) -> Chosen[SweepPoint]:
@@ -253,27 +232,6 @@ def tier_bytes(space: RecordedSpace, plan: RecordedPlan) -> tuple[int, ...] | No
     recorded = space.recording.pipeline.observed.shape.chunks
     is_cut = (plan.way.chunks or 1) > recorded or kind_of(plan.point.schedule).least_chunks > recorded
     return None if is_cut else space.tier_bytes(plan.way)
-
-
-def replayed_plan(space: RecordedSpace, plan: RecordedPlan) -> Result:
-    """A plan again, with its timeline.
-
-    Args:
-        space: What was searched.
-        plan: One of its plans.
-
-    Raises:
-        ScheduleError: If it cannot be replayed.
-    """
-    way, point = plan.way, plan.point
-    recording = _at(space, way)
-    overlap = next((each for each in space.overlaps if each.way == point.overlap), None)
-    if overlap is not None:
-        recording = replace(recording, pipeline=with_layers(recording.pipeline, overlap))
-    scenario = next(scenario for each, scenario in space.ways(Counter()) if each == way)
-    chunks = way.chunks if way.chunks != 1 else None
-    asked = answer(recording, [point.schedule], scenario, extra_forwards=point.extra_forwards, chunks=chunks)
-    return (*asked.results, asked.baseline)[0]
 
 
 def _changed(

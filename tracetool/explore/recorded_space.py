@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from tracetool.advice.cotune import equal_sizes, scaling_of
 from tracetool.errors import BadTopology, Option, ScenarioError, UnknownName
+from tracetool.explore.failures import slow_factors
 from tracetool.explore.space import placement_rules
 from tracetool.model.pipeline import BY_EDGE
 from tracetool.model.scenario import LINK_SHARINGS, Scenario
@@ -28,9 +29,11 @@ if TYPE_CHECKING:
 
     from tracetool.advice.cotune import SizesScaling
     from tracetool.costs.rescaled import MicrobatchSize
+    from tracetool.explore.failures import SlowGroup
     from tracetool.explore.space import AxisName, Values
-    from tracetool.model.pipeline import LayerOverlap, P2PMode
+    from tracetool.model.pipeline import LayerOverlap, P2PMode, Pipeline
     from tracetool.model.scenario import LinkSharing
+    from tracetool.model.topology import Topology
     from tracetool.network.collectives import Algorithm
     from tracetool.network.file import NetworkChoice
     from tracetool.network.traffic import Traffic
@@ -113,6 +116,8 @@ class RecordedSpace:
         overlaps: How layers inside actions run (``tracetool.overlap.actions``); as recorded if there are none.
         sizes: What recorded microbatches are made of; None if that is not known, and others cannot be had.
         traffic: What the job's ranks send each other in a step; None if that was not asked for.
+        unlike: Where pipelines of the job differ in their costs, one of each kind, and the numbers of all of it.
+        slow: Groups of devices that compute more slowly.
 
     Raises:
         ScenarioError: If an axis is none of a recording's, or both given and left.
@@ -126,6 +131,8 @@ class RecordedSpace:
     overlaps: tuple[LayerOverlap, ...] = ()
     sizes: MicrobatchSize | None = None
     traffic: Traffic | None = None
+    unlike: tuple[tuple[Reconstruction, tuple[int, ...]], ...] = ()
+    slow: tuple[SlowGroup, ...] = ()
 
     def __post_init__(self) -> None:
         """Refuse what a recording does not tell."""
@@ -144,6 +151,12 @@ class RecordedSpace:
                 f"{self.choice.file} places one job alone.", hint="give placement as a rule in the network's file"
             )
         self._check_chunks()
+        if self.unlike and self.overlaps:
+            raise ScenarioError(
+                "pipelines of this recording differ in their costs, and what overlap inside layers changes is known of "
+                "one alone.",
+                hint="leave out the overlap of layers",
+            )
         if self.sizes is None and "microbatch" in self.given:
             raise ScenarioError(
                 "a trace does not tell the sizes of its microbatches.",
@@ -223,10 +236,50 @@ class RecordedSpace:
         alike = (size for size in equal_sizes(self.sizes, tokens) if size.length == self.sizes.length)
         return tuple(size for size in alike if size != self.sizes)
 
+    @property
+    def kinds(self) -> tuple[Reconstruction, ...]:
+        """Of each kind of pipelines one."""
+        return tuple(recording for recording, _ in self.unlike) or (self.recording,)
+
     @cached_property
-    def scaling(self) -> SizesScaling | None:
-        """How costs follow the sizes of microbatches; None if these are not known."""
-        return None if self.sizes is None else scaling_of(self.recording, self.sizes)
+    def _scalings(self) -> dict[int, SizesScaling]:
+        return {}
+
+    def pipeline_at(self, way: RecordedWay, recording: Reconstruction) -> Pipeline:
+        """A kind of pipelines with microbatches of a way's size."""
+        if way.microbatch is None or self.sizes is None:
+            return recording.pipeline
+        if id(recording) not in self._scalings:
+            self._scalings[id(recording)] = scaling_of(recording, self.sizes)
+        return self._scalings[id(recording)].at(replace(self.sizes, sequences=way.microbatch))
+
+    def slowness(self, topology: Topology, recording: Reconstruction) -> list[tuple[float, ...]]:
+        """How many times as long actions of pipeline ranks take: of each pipeline of a kind that none is slower than.
+
+        Args:
+            topology: Where the job is.
+            recording: One of the kind.
+        """
+        own, seating = recording.observed.global_ranks, topology.seating
+        if not self.slow or seating is None:
+            return [(1.0,) * len(own)]
+        factors = slow_factors(seating.network, list(seating.device_of.values()), self.slow)
+        factor_of = dict(zip(seating.device_of, factors, strict=True))
+        places = [place for place in recording.coordinates if place.rank in factor_of]
+        numbers = next((numbers for one, numbers in self.unlike if one is recording), None)
+        replicas = {place.dp or 0 for place in places if numbers is None or place.pipeline in numbers}
+        lines = {replica: [1.0] * len(own) for replica in sorted(replicas)}
+        for place in places:
+            if (line := lines.get(place.dp or 0)) is not None:
+                stage = own.index(place.rank) if place.rank in own else place.pp or 0
+                # All ranks of a stage wait for each other.
+                line[stage] = max(line[stage], factor_of[place.rank])
+        sorts = dict.fromkeys(map(tuple, lines.values()))
+        return [
+            one
+            for one in sorts
+            if not any(other != one and all(a >= b for a, b in zip(other, one, strict=True)) for other in sorts)
+        ]
 
     @cached_property
     def _met_bytes(self) -> dict[str, tuple[int, ...]]:
@@ -267,16 +320,11 @@ class RecordedSpace:
         tried = [RecordedWay(**dict(zip(WAY_AXES, values, strict=True))) for values in every]
         for way in sorted(tried, key=lambda way: way != start):
             try:
-                topology = seated(way.choice(self.choice), self.recording)
+                scenario = self.scenario_of(way)
             except (BadTopology, UnknownName) as error:
                 refused.add(way.placement)
                 trouble = error
                 continue
-            scenario = Scenario(
-                topology, self.hbm_bytes, way.p2p, microbatches=self._microbatches(way), link_sharing=way.sharing
-            )
-            if scenario.pipelines_on_link == 1:
-                scenario = replace(scenario, link_sharing="temporal")
             if (scenario, way.chunks) not in known:
                 known.add((scenario, way.chunks))
                 yield way, scenario
@@ -284,6 +332,19 @@ class RecordedSpace:
             left_out["placements that do not fit"] += len(refused)
         if not known and trouble is not None:
             raise trouble
+
+    def scenario_of(self, way: RecordedWay) -> Scenario:
+        """What a way is replayed in.
+
+        Raises:
+            BadTopology: If the job does not fit on the fleet.
+            UnknownName: If there is no such tier or dimension.
+        """
+        topology = seated(way.choice(self.choice), self.recording)
+        scenario = Scenario(
+            topology, self.hbm_bytes, way.p2p, microbatches=self._microbatches(way), link_sharing=way.sharing
+        )
+        return scenario if scenario.pipelines_on_link > 1 else replace(scenario, link_sharing="temporal")
 
     def _microbatches(self, way: RecordedWay) -> int | None:
         """Of a step, for as many tokens as recorded; None as recorded."""

@@ -9,7 +9,8 @@ from tracetool.errors import Option, ScenarioError, checked, command_or_call
 from tracetool.model.job import ALIKE_RATIO
 from tracetool.model.notice import Notice, NoticeCode, SubjectKind
 from tracetool.model.pipeline import JobPipelines
-from tracetool.reconstruction.job import record_job
+from tracetool.model.scenario import Scenario
+from tracetool.reconstruction.job import record_job, sorted_pipelines
 from tracetool.replays.evaluation import evaluate
 from tracetool.units import format_count, format_duration, format_ranges
 from tracetool.whatif.results import AlikeTimes, Slowest
@@ -19,7 +20,6 @@ if TYPE_CHECKING:
 
     from tracetool.model.job import SortedPipelines
     from tracetool.model.pipeline import Pipeline
-    from tracetool.model.scenario import Scenario
     from tracetool.reconstruction import Reconstruction
     from tracetool.reconstruction.job import WholeJob
     from tracetool.replays.evaluation import Evaluation
@@ -81,6 +81,39 @@ def joined(job: WholeJob) -> Reconstruction:
     first = job.firsts[kind]
     together = replace(together, place=job.kinds.index(kind))
     return replace(first, pipeline=replace(first.pipeline, job=together))
+
+
+def unlike_pipelines(
+    run: Run, recording: Reconstruction
+) -> tuple[Reconstruction, tuple[tuple[Reconstruction, tuple[int, ...]], ...]]:
+    """What was reconstructed, and of pipelines that differ one of each kind, with the numbers of all of it.
+
+    Args:
+        run: The ingested traces.
+        recording: What was reconstructed of its first pipeline, which says which step is meant.
+
+    Returns:
+        No kinds where pipelines are alike, or there is one; else what was reconstructed is of the first kind.
+
+    Raises:
+        TraceToolError: As ``record_job``.
+    """
+    if len({place.pipeline for place in recording.coordinates} - {None}) < 2:
+        return recording, ()
+    known = sorted_pipelines(run)
+    if not known.differ:
+        notes = pipeline_notes(recording.notes, known if known.alike else None, None, Scenario())
+        return replace(recording, notes=tuple(notes)), ()
+    firsts = record_job(run, recording, known).firsts
+    kinds = format_count(len(firsts), "kind")
+    listed = "; ".join(format_ranges(alike.numbers) for alike in known.alike[:_MOST_KINDS])
+    text = (
+        f"pipelines of {kinds} ({listed}) are replayed one by one, each over its own links, and the slowest sets the "
+        f"step{_left_out_text(known)}"
+    )
+    notes = [note for note in firsts[0].notes if note.code not in _OF_PIPELINES]
+    first = replace(firsts[0], notes=(Notice(NoticeCode.PIPELINES_DIFFER, text), *notes))
+    return first, tuple(zip((first, *firsts[1:]), (alike.numbers for alike in known.alike), strict=True))
 
 
 def setting(pipeline: Pipeline, done: Evaluation) -> Slowest | None:

@@ -191,7 +191,9 @@ class ExplorationFacts:
     command: str
 
 
-def exploration_info(done: Exploration, facts: ExplorationFacts, failures: Failures | None = None) -> ExplorationInfo:
+def exploration_info(
+    done: Exploration, facts: ExplorationFacts, failures: Failures[Judged] | None = None
+) -> ExplorationInfo:
     """An exploration as the structs of the schema."""
     workload, results = done.space.workload, done.results
     best = _gain(done, results.best)
@@ -280,7 +282,7 @@ def judged_info(workload: Workload, judged: Judged) -> JudgedInfo:
     )
 
 
-def _failures(done: Exploration, failures: Failures) -> FailuresInfo:
+def _failures(done: Exploration, failures: Failures[Judged]) -> FailuresInfo:
     return FailuresInfo(
         outcomes=[
             FailureInfo(
@@ -298,10 +300,10 @@ def _failures(done: Exploration, failures: Failures) -> FailuresInfo:
     )
 
 
-def _weighed(one: Weighed | None) -> WeighedInfo | None:
+def _weighed(one: Weighed[Judged] | None) -> WeighedInfo | None:
     if one is None:
         return None
-    return as_struct(WeighedInfo, one, text=one.plan.text, plan=table_of(one.plan))
+    return as_struct(WeighedInfo, one, text=one.judged.plan.text, plan=table_of(one.judged.plan), whole_ns=one.whole_ns)
 
 
 def _launch(made: PlanLaunch) -> LaunchInfo:
@@ -328,6 +330,6 @@ def _alternative(done: Exploration, one: Alternative) -> AlternativeInfo:
     )
 
 
-def render_json(done: Exploration, facts: ExplorationFacts, failures: Failures | None = None) -> bytes:
+def render_json(done: Exploration, facts: ExplorationFacts, failures: Failures[Judged] | None = None) -> bytes:
     """Indented JSON, with a final newline."""
     return as_json(exploration_info(done, facts, failures))

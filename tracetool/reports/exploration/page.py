@@ -15,6 +15,7 @@ from tracetool.reports.exploration.text import (
     failure_lines,
     headline,
     idle_lines,
+    named_text,
     nothing,
     other_lines,
     searched,
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
 
     from tracetool.explore.answer import Exploration
     from tracetool.explore.failures import Failures
+    from tracetool.explore.judge import Judged
     from tracetool.explore.recorded import RecordedExploration
     from tracetool.reports import CallFacts
     from tracetool.reports.exploration.json import ExplorationFacts
@@ -38,7 +40,7 @@ if TYPE_CHECKING:
 _MOST_PICTURE_BYTES = 600_000
 
 
-def render_page(done: Exploration, facts: ExplorationFacts, failures: Failures | None = None) -> bytes:
+def render_page(done: Exploration, facts: ExplorationFacts, failures: Failures[Judged] | None = None) -> bytes:
     """The exploration as one HTML file, without network and scripts of its own."""
     best = done.best
     front = [
@@ -53,7 +55,7 @@ def render_page(done: Exploration, facts: ExplorationFacts, failures: Failures |
         "details": [] if best is None else _stripped(details(done, best)),
         "choices": _choices(choice_rows(done)),
         "front": PageTable("The fastest plan for each budget of memory", _FRONT, tuple(front), remarked=True),
-        "failures": [] if failures is None else _stripped(failure_lines(failures)),
+        "failures": [] if failures is None else _stripped(failure_lines(failures, named_text)),
         "others": [] if best is None else _stripped([*other_lines(done, best, verbose=True), *idle_lines(done)]),
         "launches": [] if best is None else launches(done.space.workload, best.plan),
         "searched": _stripped(searched(done)),
@@ -80,7 +82,7 @@ def render_recorded_page(done: RecordedExploration, facts: CallFacts) -> bytes:
         "details": [] if best is None else _stripped(recorded.details(done, best)),
         "choices": _choices([] if best is None else recorded.choice_rows(done, best)),
         "front": PageTable(title, _FRONT, tuple(front), remarked=True),
-        "failures": [],
+        "failures": _stripped(recorded.failure_text(done)),
         "others": [] if best is None else _stripped(recorded.other_lines(done, best, verbose=True)),
         "launches": [],
         "searched": _stripped(recorded.tried(done, verbose=True)) if best is None else [],

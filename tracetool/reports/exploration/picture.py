@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from tracetool.explore.crossing import tier_bytes
 from tracetool.explore.recorded import RecordedExploration
-from tracetool.explore.recorded import replayed_plan as replayed_recorded
 from tracetool.explore.recorded import tier_bytes as recorded_tier_bytes
+from tracetool.explore.recorded_search import replayed_plan as replayed_recorded
 from tracetool.explore.timeline import replayed_plan
 from tracetool.model.timeline import measure
 from tracetool.reports.gantt import Panel
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from tracetool.explore.answer import Exploration
     from tracetool.explore.judge import Judged
-    from tracetool.explore.recorded import RecordedPlan
+    from tracetool.explore.recorded_search import RecordedPlan
     from tracetool.reports.picture import PictureFormat
 
 

@@ -16,6 +16,7 @@ from tracetool.explore.recorded import tier_bytes
 from tracetool.reports import as_json
 from tracetool.reports.answer.notes import weightiest
 from tracetool.reports.answer.text import table
+from tracetool.reports.exploration.text import failure_lines
 from tracetool.reports.lines import Note, on_one_screen, wrapped
 from tracetool.tables.fields import Head, SchemaId, WithFigures, as_struct, doc, fields_of
 from tracetool.tables.results import POINTS
@@ -23,7 +24,9 @@ from tracetool.units import format_bits, format_count, format_duration, format_s
 from tracetool.whatif.best import UNPROVEN_MARK, error_text, nothing_fits, unchecked
 
 if TYPE_CHECKING:
-    from tracetool.explore.recorded import ChoiceAlone, RecordedExploration, RecordedPlan
+    from tracetool.explore.failures import Failures, Weighed
+    from tracetool.explore.recorded import ChoiceAlone, RecordedExploration
+    from tracetool.explore.recorded_search import RecordedPlan
     from tracetool.explore.recorded_space import RecordedSpace, RecordedWay
     from tracetool.reports import CallFacts
 
@@ -60,6 +63,43 @@ class ChoiceAloneInfo(msgspec.Struct, kw_only=True):
     best: Annotated[RecordedPlanInfo | None, doc("The best of it; null if nothing of it can run.")]
 
 
+class RecordedFleetInfo(msgspec.Struct, kw_only=True):
+    """The best plan on another fleet."""
+
+    network: Annotated[str, doc("Name of the fleet.")]
+    best: Annotated[RecordedPlanInfo | None, doc("The best plan there; null if none fits.")]
+    open: Annotated[int, doc("Ways to run that were not looked at when the time was up.")]
+
+
+class RecordedFailureInfo(msgspec.Struct, kw_only=True):
+    """What a failure of the fleet does."""
+
+    failure: Annotated[str, doc("What fails, as it was written.")]
+    weight_ratio: Annotated[float | None, doc("For which share of the time; null if that was not said.")]
+    kept: Annotated[RecordedPlanInfo, doc("The plan that is named while all is whole.")]
+    best: Annotated[RecordedPlanInfo | None, doc("The plan that is best then; null if none can run.")]
+
+
+class RecordedWeighedInfo(msgspec.Struct, kw_only=True):
+    """A plan over all failures."""
+
+    plan: Annotated[RecordedPlanInfo, doc("The plan, while all is whole.")]
+    worst_ns: Annotated[int, doc("Its longest step.")]
+    expected_ns: Annotated[float | None, doc("Its mean step over the time; null if no share of it was said.")]
+
+
+class RecordedFailuresInfo(msgspec.Struct, kw_only=True):
+    """What failures of the fleet do."""
+
+    outcomes: Annotated[list[RecordedFailureInfo], doc("One per failure.")]
+    kept: Annotated[RecordedWeighedInfo | None, doc("The plan named while all is whole; null if it fails in one.")]
+    least_worst: Annotated[RecordedWeighedInfo | None, doc("The one whose longest step is the shortest.")]
+    least_expected: Annotated[
+        RecordedWeighedInfo | None, doc("The one with the shortest mean step; null without shares.")
+    ]
+    cut: Annotated[list[str], doc("Failures in which the space was not searched to its end in time.")]
+
+
 class RecordedExplorationInfo(Head, kw_only=True):
     """Result of tracetool explore over a recording."""
 
@@ -82,6 +122,8 @@ class RecordedExplorationInfo(Head, kw_only=True):
     left_out: Annotated[dict[str, int], doc("What was not taken up, by reason.")]
     open: Annotated[int, doc("Ways to run that were not looked at when the time was up, each of all schedules.")]
     notes: Annotated[list[str], doc("What holds of all plans.")]
+    others: Annotated[list[RecordedFleetInfo], doc("The best plans on other fleets.")]
+    failures: Annotated[RecordedFailuresInfo | None, doc("What failures of the fleet do; null if none was asked for.")]
 
 
 def render_recorded_json(done: RecordedExploration, facts: CallFacts) -> bytes:
@@ -107,17 +149,48 @@ def render_recorded_json(done: RecordedExploration, facts: CallFacts) -> bytes:
             left_out=dict(done.left_out),
             open=done.open,
             notes=[str(note) for note in done.notes],
+            others=[
+                RecordedFleetInfo(
+                    network=one.space.choice.network.name,
+                    best=None if one.best is None else _info(done, one.best, one.space),
+                    open=one.open,
+                )
+                for one in done.others
+            ],
+            failures=None if done.failures is None else _failures(done, done.failures),
         )
     )
 
 
-def _info(done: RecordedExploration, plan: RecordedPlan) -> RecordedPlanInfo:
-    gain = speedup(done.base.step_ns, plan.step_ns)
+def _failures(done: RecordedExploration, failures: Failures[RecordedPlan]) -> RecordedFailuresInfo:
+    def weighed(one: Weighed[RecordedPlan] | None) -> RecordedWeighedInfo | None:
+        return None if one is None else as_struct(RecordedWeighedInfo, one, plan=_info(done, one.judged))
+
+    return RecordedFailuresInfo(
+        outcomes=[
+            as_struct(
+                RecordedFailureInfo, one, failure=one.failure.text, weight_ratio=one.failure.weight_ratio,
+                kept=_info(done, one.kept), best=None if one.best is None else _info(done, one.best),
+            )
+            for one in failures.outcomes
+        ],
+        kept=weighed(failures.kept),
+        least_worst=weighed(failures.least_worst),
+        least_expected=weighed(failures.least_expected),
+        cut=list(failures.cut),
+    )  # fmt: skip
+
+
+def _info(done: RecordedExploration, plan: RecordedPlan, space: RecordedSpace | None = None) -> RecordedPlanInfo:
+    """A plan as the struct of the schema, on the fleet that was asked about or on another one."""
+    space, base = space or done.space, done.base.step_ns
+    gain = speedup(base, plan.step_ns) if plan.step_ns else (None, None)
+    moved = tier_bytes(space, plan)
     return as_struct(
-        RecordedPlanInfo, plan.point, plan.way, gain, routing_ratio=plan.way.routing,
-        compression_ratio=plan.way.compression, p2p=plan.point.p2p,
-        price=done.space.price_of(plan.step_ns, tier_bytes(done.space, plan)),
-        tier_bytes=None if (moved := tier_bytes(done.space, plan)) is None else list(moved),
+        RecordedPlanInfo, plan.point, plan.way, faster_ratio=gain[0], shorter_ratio=gain[1],
+        routing_ratio=plan.way.routing, compression_ratio=plan.way.compression, p2p=plan.point.p2p,
+        price=space.price_of(plan.step_ns, moved) if plan.step_ns else None,
+        tier_bytes=None if moved is None else list(moved),
     )  # fmt: skip
 
 
@@ -165,7 +238,7 @@ def other_lines(done: RecordedExploration, best: RecordedPlan, *, verbose: bool)
     if joint is not None and joint.step_ns > best.step_ns:
         more = joint.step_ns / best.step_ns - 1
         lines.append(f"  only the joint choice gives {more:.1%} more than choosing one by one")
-    lines += _near(done, best, verbose=verbose)
+    lines += [*_fleets(done, best), *failure_text(done), *_near(done, best, verbose=verbose)]
     unasked = {"overlap"} if not done.space.overlaps else set()
     unasked |= {"microbatch"} if done.space.sizes is None else set()
     idle = [one.name for one in done.alone if not _gains(done, one) and one.name not in unasked]
@@ -174,9 +247,28 @@ def other_lines(done: RecordedExploration, best: RecordedPlan, *, verbose: bool)
     return [*lines, *tried(done, verbose=verbose)]
 
 
-def _costs(done: RecordedExploration, plan: RecordedPlan) -> str:
+def failure_text(done: RecordedExploration) -> list[str]:
+    """What each failure costs, and which plan is best at worst and over the time."""
+    return [] if done.failures is None else failure_lines(done.failures, lambda plan: f"{plan.text}, {plan.way.text}")
+
+
+def _fleets(done: RecordedExploration, best: RecordedPlan) -> list[str]:
+    """The best plans on other fleets."""
+    lines = []
+    for one in done.others:
+        there, name = one.best, one.space.choice.network.name
+        cut = "; ended when the time was up" if one.open else ""
+        if there is None:
+            lines.append(f"  on {name}: no plan fits{cut}")
+            continue
+        took = f"{format_duration(there.step_ns)} ({there.step_ns / best.step_ns - 1:+.1%}){_costs(one.space, there)}"
+        lines.append(f"  on {name}: {took}: {there.text}, {there.way.text}{cut}")
+    return lines
+
+
+def _costs(space: RecordedSpace, plan: RecordedPlan) -> str:
     """What a step costs, where fleet and bytes are known."""
-    price, space = done.space.choice.price, done.space
+    price = space.choice.price
     cost = space.price_of(plan.step_ns, tier_bytes(space, plan))
     return "" if cost is None or price is None else f"; {cost:.4g} {price.currency} a step"
 
@@ -187,7 +279,7 @@ def front_lines(done: RecordedExploration) -> list[str]:
     for plan in done.front:
         needed = plan.point.needed_bytes
         holds = "unknown HBM" if needed is None else f"{format_size(needed)} of HBM"
-        took = f"{format_duration(plan.step_ns)}{_costs(done, plan)}"
+        took = f"{format_duration(plan.step_ns)}{_costs(done.space, plan)}"
         lines.append(f"  with {holds} and {crossing_text(done, plan)}: {took}: {plan.text}, {plan.way.text}")
     return lines
 
@@ -232,7 +324,7 @@ def details(done: RecordedExploration, best: RecordedPlan) -> list[str]:
     crosses = (
         "" if moved is None else f"; {format_size(moved[-1])} over {done.space.choice.network.tiers[-1].name} a step"
     )
-    crosses += _costs(done, best)
+    crosses += _costs(done.space, best)
     lines = [f"  {best.way.text}; {holds}{crosses}{derived}"]
     changes = [] if done.named is not best else fleet_changes(done.space, best.way)
     return [*lines, f"  to replay it, put into the fleet's file: {', '.join(changes)}"] if changes else lines

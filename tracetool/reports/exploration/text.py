@@ -16,23 +16,25 @@ from tracetool.units import format_count, format_duration, format_size
 from tracetool.whatif.accuracy import format_error
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from tracetool.explore.answer import Alternative, Exploration
-    from tracetool.explore.failures import Failures
+    from tracetool.explore.failures import Failures, RanT
     from tracetool.explore.judge import Judged
-    from tracetool.explore.plan import JobPlan, Workload
+    from tracetool.explore.plan import Workload
     from tracetool.explore.search import SearchResults
 
 _MOST = 2
 
 
-def render_text(done: Exploration, failures: Failures | None = None, *, verbose: bool = False) -> bytes:
+def render_text(done: Exploration, failures: Failures[Judged] | None = None, *, verbose: bool = False) -> bytes:
     """The best plan, what each choice gives, who else comes near, and what was looked at."""
     best = done.best
     if best is None:
         return ("\n".join(wrapped([nothing(done), *searched(done)])) + "\n").encode()
     lines = [headline(done, best), *details(done, best), ""]
     rows = table([("choice", "step", "T0/T1-1", "1-T1/T0", "best alone"), *choice_rows(done)])
-    head, failing = [*wrapped(lines), *rows, ""], [] if failures is None else failure_lines(failures)
+    head, failing = [*wrapped(lines), *rows, ""], [] if failures is None else failure_lines(failures, named_text)
     others, looked_at = other_lines(done, best, verbose=verbose), searched(done)
     after = [*_fleets(done, best, verbose=verbose), *failing, *others, *idle_lines(done)]
     if verbose:
@@ -42,26 +44,31 @@ def render_text(done: Exploration, failures: Failures | None = None, *, verbose:
     return ("\n".join(shown) + "\n").encode()
 
 
-def failure_lines(failures: Failures) -> list[str]:
-    """What each failure costs, and which plan is best at worst and over the time."""
+def failure_lines(failures: Failures[RanT], named: Callable[[RanT], str]) -> list[str]:
+    """What each failure costs, and which plan is best at worst and over the time.
+
+    Args:
+        failures: What fails, and what comes of it.
+        named: A plan in few words.
+    """
     lines = []
     for one in failures.outcomes:
         share = "" if one.failure.weight_ratio is None else f" ({one.failure.weight_ratio:.0%} of the time)"
         took = format_duration(one.kept.step_ns) if one.kept.runs else one.kept.refusal
         line = f"  {one.failure.text}{share}: {took}"
         if one.best is not None and one.best.plan != one.kept.plan:
-            line += f"; best then {_named(one.best.plan)}, {format_duration(one.best.step_ns)}"
+            line += f"; best then {named(one.best)}, {format_duration(one.best.step_ns)}"
         lines.append(line)
-    for name, plan_then, of in (
+    for name, weighed, of in (
         ("at worst", failures.least_worst, "worst_ns"),
         ("on average", failures.least_expected, "expected_ns"),
     ):
-        if plan_then is not None:
+        if weighed is not None:
             kept = failures.kept
-            is_kept = kept is not None and kept.plan == plan_then.plan
-            which = "the same plan is best" if is_kept else f"best is {_named(plan_then.plan)}"
+            is_kept = kept is not None and kept.judged.plan == weighed.judged.plan
+            which = "the same plan is best" if is_kept else f"best is {named(weighed.judged)}"
             before = "" if is_kept or kept is None else f", this one {format_duration(round(getattr(kept, of)))}"
-            lines.append(f"  {name} {which}: {format_duration(round(getattr(plan_then, of)))}{before}")
+            lines.append(f"  {name} {which}: {format_duration(round(getattr(weighed, of)))}{before}")
     if failures.cut:
         lines.append(
             f"  not searched to the end in time, and something better may be best then: {', '.join(failures.cut)}"
@@ -69,7 +76,9 @@ def failure_lines(failures: Failures) -> list[str]:
     return lines
 
 
-def _named(plan: JobPlan) -> str:
+def named_text(judged: Judged) -> str:
+    """A plan in few words."""
+    plan = judged.plan
     return f"{plan.degrees_text} with {plan.order_text}, placed {plan.seats_rule}"
 
 
@@ -144,7 +153,7 @@ def _fleets(done: Exploration, best: Judged, *, verbose: bool) -> list[str]:
         took = (
             f"{format_duration(there.step_ns)} ({there.step_ns / best.step_ns - 1:+.1%}){_costs(one.workload, there)}"
         )
-        lines.append(f"  on {name}: {took}: {_named(there.plan)}")
+        lines.append(f"  on {name}: {took}: {named_text(there)}")
     fleets = [done.space.workload, *(one.workload for one in done.others)]
     unpriced = [each.choice.network.name for each in fleets if each.choice.price is None]
     if 0 < len(unpriced) < len(fleets):
@@ -154,7 +163,7 @@ def _fleets(done: Exploration, best: Judged, *, verbose: bool) -> list[str]:
     for each in cheaper if verbose else cheaper[-1:]:
         where = each.workload.choice.network.name if done.others else ""
         took = f"{format_duration(each.judged.step_ns)}{_costs(each.workload, each.judged)}"
-        lines.append(f"  cheaper{f' on {where}' if where else ''}: {took}: {_named(each.judged.plan)}")
+        lines.append(f"  cheaper{f' on {where}' if where else ''}: {took}: {named_text(each.judged)}")
     return lines
 
 
