@@ -327,7 +327,10 @@ class UnknownName(TraceToolError):
         alike = {each.lower(): each for each in names}
         close = [alike[each] for each in difflib.get_close_matches(name.lower(), alike, n=2, cutoff=0.6)]
         guess = f" Did you mean {' or '.join(map(repr, close))}?" if close else ""
-        super().__init__(f"no {kind} named {name!r}.{guess}", hint=hint or f"known: {', '.join(names)}")
+        super().__init__(
+            f"no {kind} named {name!r}.{guess}",
+            hint=hint or (f"known: {', '.join(names)}" if names else "there are none"),
+        )
 
 
 def named(kind: str, text: str, names: Iterable[Name]) -> Name:

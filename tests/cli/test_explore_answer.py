@@ -12,6 +12,10 @@ from helpers.recorded import ROOT
 from helpers.thorough import spread
 
 from tracetool.cli import run
+from tracetool.errors import ScenarioError
+from tracetool.estimates.training import Training
+from tracetool.explore.file import read_plan
+from tracetool.explore.plan import JobPlan
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -94,6 +98,10 @@ def test_json_is_as_its_schema_says(files: list[str], tmp_path: Path, capsys: py
     ("words", "says"),
     [
         (["--fix", "tp=3"], "do not divide into tp 3"),
+        (["--fix", "tp=3"], "tp=1, 2, 4 or 8 would fit"),
+        (["--fix", "microbatch=3"], "16 sequences a step do not divide into microbatches of 3 at any degrees"),
+        (["--fix", "microbatch=3"], "microbatch=1, 2, 4 or 8 would fit"),
+        (["--fit", "foo"], "has none: add [[measured]]"),
         (["--fix", "pp=5"], "do not divide into pp 5"),
         (["--fix", "tp=2", "--fix", "pp=8"], "would fit"),
         (["--fix", "tp=2", "--leave", "tp"], "both given and left"),
@@ -117,6 +125,33 @@ def test_a_fleet_that_is_too_small_is_said(
     told = capsys.readouterr().err
     assert "the job has 8 devices" in told
     assert "make wan at least 8 devices large" in told
+
+
+def test_a_measured_run_that_does_not_fit_on_the_fleet_stops_nothing(
+    files: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Of two, the one of 8 devices tells the error; that of 16 is said to tell nothing."""
+    run_of = '[[measured]]\nname = "{}"\nstep_s = 1.0\ntraining = {{data = {}}}\n'
+    with (tmp_path / "model.toml").open("a") as file:
+        file.write(run_of.format("here", 2) + run_of.format("too wide", 4))
+    asked = ["explore", *files, *FEW, "--leave", "tp,pp,dp"]
+    assert run([*asked, "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["misfits"] == ["too wide"]
+    assert told["error_ratio"] > 0
+
+
+def test_a_plan_in_a_file_says_degrees_by_either_name(files: list[str], tmp_path: Path) -> None:
+    base = JobPlan(Training(2, 2, 8, 1, 2048, 0.6, data=2))
+    path = tmp_path / "plan.toml"
+    path.write_text("tp = 4\npp = 1\nmicrobatch = 2\n")
+    short = read_plan(path, base)
+    path.write_text("tensor = 4\npipeline = 1\nbatch = 2\n")
+    assert files
+    assert short == read_plan(path, base) != base
+    path.write_text("tp = 4\ntensor = 4\n")
+    with pytest.raises(ScenarioError, match="both tp and tensor"):
+        read_plan(path, base)
 
 
 # Between the limits that are met and the one above the device, other candidates are refused, and counted as those are.

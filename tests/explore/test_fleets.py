@@ -83,6 +83,24 @@ def test_the_front_of_step_and_price_over_two_fleets(
     assert "on one region: " in shown
 
 
+@pytest.mark.parametrize("per_gigabyte", ["0", "1"])
+def test_a_plan_that_is_as_good_and_much_cheaper_is_named_beside_the_fastest(
+    files: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str], per_gigabyte: str
+) -> None:
+    """The last of the front of step and price within 2 % of the fastest, as JSON has it: over dear bytes alone."""
+    wide = FLEET.replace("0.001 USD", f"{per_gigabyte}USD").replace("10GB/s", "2000GB/s").replace("1ms", "1us")
+    (tmp_path / "fleet.toml").write_text(wide)
+    asked = ["explore", *files, *FEW]
+    assert run([*asked, "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    near = [one for one in told["price_front"] if one["best"]["step_ns"] <= 1.02 * told["best"]["step_ns"]]
+    saved = 1 - min(one["price"] for one in near) / told["price"]
+    assert run(asked) == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    assert (saved >= 0.05) == (per_gigabyte == "1")
+    assert (f"For {saved:.0%} less money, within the error of it" in shown) == (saved >= 0.05)
+
+
 def test_without_prices_there_is_no_front_of_them(
     files: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -41,7 +41,7 @@ def fleet(bandwidth_bytes_per_s: int = GB, placement: str = "pp", name: str = "t
 
 def space(choice: NetworkChoice, recording: str = "rt1f1b_m8") -> RecordedSpace:
     given = read_axes(["placement=" + choice.placement], ["schedule=1f1b,geopipe,zb-h1"])
-    return RecordedSpace(rebuilt(recording), choice, given, frozenset({"p2p"}))  # type: ignore[arg-type]
+    return RecordedSpace(rebuilt(recording), choice, given, frozenset({"p2p"}))
 
 
 def test_other_fleets_are_explored_as_if_asked_for_by_themselves() -> None:
@@ -145,7 +145,7 @@ def test_of_pipelines_that_differ_the_slowest_counts() -> None:
     choice = fleet(placement="tp,pp")
     asked = RecordedSpace(
         first, choice, read_axes(["placement=tp,pp"], ["schedule=1f1b,zb-h1"]), frozenset({"p2p"}), unlike=unlike
-    )  # type: ignore[arg-type]
+    )
     done = explore_recording(asked)
     for plan in done.plans:
         steps = []

@@ -180,13 +180,13 @@ def explore(
         _show_recorded(explored, output, force=force, verbose=verbose, as_json=as_json, quiet=quiet)
         return
     _refuse(_OF_RECORDINGS, "a model's file says them", "name a Run or traces")
-    space, error_ratio = _space(model, network, fit, (fix, _with_ways(tried, overlap), leave), hbm)
+    space, (error_ratio, misfits) = _space(model, network, fit, (fix, _with_ways(tried, overlap), leave), hbm)
     on_others = [_elsewhere(space, read_network(path)) for path in fleets]
     compared = {path.stem: read_plan(path, space.base) for path in baselines}
     failing = [parse_failure(text, space.workload.choice.network) for text in failures]
     with ProgressBar(quiet=quiet, doing="searching", of="plans") as progress:
         work = SearchWork(jobs, executor, ends, state, progress, lambda ns: progress.say(f"best {format_duration(ns)}"))
-        done = run(space, compared=compared, others=on_others, error_ratio=error_ratio, work=work)
+        done = run(space, compared=compared, others=on_others, error_ratio=error_ratio, misfits=misfits, work=work)
     weighed = weigh_failures(space, done.results, failing, ends=ends) if failing else None
     facts = ExplorationFacts(__version__, command_line())
     for path in output:
@@ -349,7 +349,7 @@ def _space(
     fit: tuple[str, ...],
     axes: tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]],
     hbm: str | None,
-) -> tuple[Space, float | None]:
+) -> tuple[Space, tuple[float | None, list[str]]]:
     from tracetool.estimates.file import read_model
     from tracetool.explore.checks import checked_space
     from tracetool.explore.plan import JobPlan, Workload
@@ -367,11 +367,21 @@ def _space(
     return checked_space(space), _error_ratio(asked.measured, asked.fitted, workload)
 
 
-def _error_ratio(measured: tuple[Job, ...], fitted: tuple[str, ...], workload: Workload) -> float | None:
-    """The largest error of the file's measured runs that nothing was fitted on; None if there is none."""
+def _error_ratio(
+    measured: tuple[Job, ...], fitted: tuple[str, ...], workload: Workload
+) -> tuple[float | None, list[str]]:
+    """The largest error of the file's measured runs that nothing was fitted on, and those that do not fit there."""
+    from tracetool.errors import BadTopology
     from tracetool.estimates.many import estimate_many
 
-    errors = [
-        abs(done.error_ratio or 0.0) for done in estimate_many(measured, workload.choice) if done.name not in fitted
-    ]
-    return max(errors, default=None)
+    errors, misfits = [], []
+    for job in measured:
+        if job.name in fitted:
+            continue
+        try:
+            (done,) = estimate_many([job], workload.choice)
+        except BadTopology:
+            misfits.append(job.name)
+        else:
+            errors.append(abs(done.error_ratio or 0.0))
+    return max(errors, default=None), misfits

@@ -182,7 +182,8 @@ def read_model(
         raise ScenarioError(f"{path}: two measured runs are called {twice!r}.", hint="give each a name of its own")
     for name in fit:
         if name not in names:
-            raise UnknownName("measured run", name, names)
+            hint = None if names else f"{path} has none: add [[measured]] with its step_s"
+            raise UnknownName("measured run", name, names, hint=hint)
     if not fit:
         return AskedJobs(job, measured, ())
     ratio = fit_efficiency([run for run in measured if run.name in fit], choice)

@@ -113,6 +113,7 @@ class Exploration:
         turned: Figures that would change the answer.
         error_ratio: How far off a step may be; None if nothing tells.
         cut: Of what stands beside the search, what ended when the time was up.
+        misfits: Measured runs that do not fit on the fleet, and so tell nothing of the error.
     """
 
     space: Space
@@ -131,6 +132,7 @@ class Exploration:
     turned: tuple[Turned, ...]
     error_ratio: float | None = None
     cut: tuple[str, ...] = ()
+    misfits: tuple[str, ...] = ()
 
     @property
     def best(self) -> Judged | None:
@@ -172,6 +174,7 @@ def explore(
     compared: Mapping[str, JobPlan] | None = None,
     others: Sequence[Space] = (),
     error_ratio: float | None = None,
+    misfits: Sequence[str] = (),
     work: SearchWork | None = None,
 ) -> Exploration:
     """Search a space, and tell what its best plan is worth.
@@ -181,6 +184,7 @@ def explore(
         compared: Plans to compare with, by name.
         others: The same job on other fleets.
         error_ratio: How far off a step may be, if that is known.
+        misfits: Measured runs that do not fit on the fleet.
         work: How it is worked on; when two thirds of its time are up, the best plan so far is the answer, and when all
             of it is, what stands beside it is cut.
 
@@ -220,6 +224,7 @@ def explore(
         turned=() if best is None else tuple(_turned(space.workload, results, beside, cut)),
         error_ratio=error_ratio,
         cut=tuple(cut),
+        misfits=tuple(misfits),
     )
 
 

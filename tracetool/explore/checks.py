@@ -10,9 +10,15 @@ from tracetool.estimates.layer_overlap import check_priced
 from tracetool.explore.candidates import degrees_of
 from tracetool.explore.space import DEGREES
 from tracetool.model.pipeline import NO_OVERLAP
+from tracetool.units import format_count
 
 if TYPE_CHECKING:
+    from collections.abc import Collection
+
     from tracetool.explore.space import AxisName, Space
+
+_SHOWN = 4
+"""So many of the values that would work are named."""
 
 
 def checked_space(space: Space) -> Space:
@@ -41,7 +47,33 @@ def checked_space(space: Space) -> Space:
         check_priced(space.workload.device, max(tier.collective_blocks for tier in network.tiers))
     if next(degrees_of(space), None) is None:
         raise ScenarioError(_contradiction(space), hint=_nearest(space))
+    _check_microbatches(space)
     return space
+
+
+def _check_microbatches(space: Space) -> None:
+    """Refuse sizes of microbatches of which none divides the sequences of a step at any degrees.
+
+    Raises:
+        ScenarioError: If they were given.
+    """
+    sequences, given = space.base.training.sequences, space.given.get("microbatch", ())
+    wide = {degrees.dp for degrees in degrees_of(space)} if given else set()
+    if not given or any(sequences % (data * size) == 0 for data in wide for size in given):
+        return
+    known = [size for size in range(1, sequences + 1) if any(sequences % (data * size) == 0 for data in wide)]
+    listed = f"{format_count(sequences, 'sequence')} a step do not divide into microbatches of"
+    data = f" on dp {', '.join(map(str, sorted(wide)))}" if len(wide) == 1 else " at any degrees"
+    raise ScenarioError(
+        f"{listed} {', '.join(map(str, given))}{data}.",
+        hint=f"microbatch={_nearest_of(known, given[0])} would fit" if known else "give another dp",
+    )
+
+
+def _nearest_of(known: Collection[int], wanted: int) -> str:
+    """The nearest of what would work, in order: ``2, 4 or 8``."""
+    *most, last = map(str, sorted(sorted(known, key=lambda value: (abs(value - wanted), value))[:_SHOWN]))
+    return f"{', '.join(most)} or {last}" if most else last
 
 
 def _whole(space: Space) -> int:
@@ -74,9 +106,9 @@ def _nearest(space: Space) -> str:
     """The fewest given axes that would have to take other values, with the nearest of them."""
     for axis in reversed(_said(space)):
         wanted = space.given[axis][0]
-        free = {name: values for name, values in space.given.items() if name != axis}
-        known = {getattr(degrees, axis) for degrees in degrees_of(replace(space, given=free))}
+        devices = space.base.training.devices
+        every = tuple(value for value in range(1, devices + 1) if devices % value == 0)
+        known = {getattr(degrees, axis) for degrees in degrees_of(replace(space, given={**space.given, axis: every}))}
         if known:
-            nearest = sorted(known, key=lambda value: (abs(value - wanted), value))[:2]
-            return f"{axis}={' or '.join(map(str, sorted(nearest)))} would fit"
+            return f"{axis}={_nearest_of(known, wanted)} would fit"
     return "give fewer axes, or other degrees in the model's file"

@@ -26,10 +26,16 @@ _Degree = Annotated[int, msgspec.Meta(ge=1, le=1 << 20)]
 _Ratio = Annotated[float, msgspec.Meta(gt=0, le=1)]
 
 
+_SHORT = {"tp": "tensor", "cp": "context", "ep": "expert", "pp": "pipeline", "dp": "data", "microbatch": "batch"}
+"""Keys by the names that axes have."""
+
+
 class PlanTable(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """One way to run a job; what is not said is as the file of the model has it."""
 
-    tensor: Annotated[_Degree | None, doc("Tensor-parallel ranks.")] = None
+    tensor: Annotated[
+        _Degree | None, doc("Tensor-parallel ranks; files may say `tp`, and `cp`, `ep`, `pp`, `dp` of the others.")
+    ] = None
     context: Annotated[_Degree | None, doc("Context-parallel ranks.")] = None
     expert: Annotated[_Degree | None, doc("Expert-parallel ranks, among the data-parallel ones.")] = None
     pipeline: Annotated[_Degree | None, doc("Pipeline ranks.")] = None
@@ -67,7 +73,7 @@ def read_plan(path: Path, base: JobPlan) -> JobPlan:
         ScenarioError: If it cannot be read, a key is unknown or of another type, or layers cannot overlap so.
         UnknownName: If there is no such schedule.
     """
-    table = read_toml(path, PlanTable, hint=_HINT)
+    table = read_toml(path, PlanTable, hint=_HINT, short=_SHORT)
     said = {name: value for name, value in msgspec.structs.asdict(table).items() if value is not None}
     if "schedule" in said:
         said["schedule"] = kind_of(said["schedule"]).name

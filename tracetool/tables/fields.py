@@ -13,7 +13,7 @@ from tracetool.tables import SCHEMA_VERSION
 from tracetool.tables.results import FIELDS, columns
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection
+    from collections.abc import Callable, Collection, Mapping
     from pathlib import Path
 
     from tracetool.tables import Column, ColumnType, Table
@@ -63,16 +63,18 @@ _TEXT_EXPECTED = re.compile(r"Expected `str(?: \| null)?`, got `(\w+)`")
 _BOUND_EXPECTED = re.compile(r"Expected `(int|float)(?: \| null)?` (>=|<=|>|<) (\S+)")
 
 
-def read_toml(path: Path, kind: type[S], hint: str) -> S:
+def read_toml(path: Path, kind: type[S], hint: str, *, short: Mapping[str, str] | None = None) -> S:
     """A struct from a TOML file.
 
     Args:
         path: The file.
         kind: The struct; those in it are known by their keys as well.
         hint: Where its form is told.
+        short: Other names of keys at the top of the file.
 
     Raises:
-        ScenarioError: If it cannot be read, is no TOML, or a key is unknown, missing or of another type.
+        ScenarioError: If it cannot be read, is no TOML, says a key by both its names, or a key is unknown, missing or
+            of another type.
     """
     import tomllib
 
@@ -83,6 +85,10 @@ def read_toml(path: Path, kind: type[S], hint: str) -> S:
         raise ScenarioError(f"cannot read {path}: {why}.", hint=hint) from error
     except tomllib.TOMLDecodeError as error:
         raise ScenarioError(f"{path} is no TOML: {error}.", hint="text values need quotes") from error
+    for name, whole in (short or {}).items():
+        if name in document and whole in document:
+            raise ScenarioError(f"{path} says both {name} and {whole}, which are the same.", hint="say one of both")
+    document = {(short or {}).get(name, name): value for name, value in document.items()}
     try:
         return msgspec.convert(document, kind)
     except msgspec.ValidationError as error:

@@ -176,6 +176,7 @@ class ExplorationInfo(Head, kw_only=True):
     unbounded: Annotated[int, doc("Of these, those of which no bound is known.")]
     bound_ns: Annotated[int, doc("No plan of the space is faster; 0 if some have no bound.")]
     cut: Annotated[list[str], doc("Of what stands beside the search, what ended when the time was up.")]
+    misfits: Annotated[list[str], doc("Measured runs that do not fit on the fleet, and tell nothing of the error.")]
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,6 +8,7 @@ from tracetool.explore.answer import speedup
 from tracetool.explore.crossing import tier_bytes
 from tracetool.explore.fleets import price_of
 from tracetool.explore.launch import launches
+from tracetool.explore.search import RIVAL_RATIO
 from tracetool.model.pipeline import NO_OVERLAP
 from tracetool.reports.answer.text import table
 from tracetool.reports.estimate.text import overlap_text
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
     from tracetool.explore.search import SearchResults
 
 _MOST = 2
+_MUCH_CHEAPER = 0.05
+"""A plan that is as good and costs less by so much is named beside the fastest."""
 
 
 def render_text(done: Exploration, failures: Failures[Judged] | None = None, *, verbose: bool = False) -> bytes:
@@ -109,7 +112,26 @@ def headline(done: Exploration, best: Judged) -> str:
         )
     return (
         f"{text}, {gain.faster_ratio:.1%} faster than {declared} "
-        f"(T0/T1 - 1), {gain.shorter_ratio:.1%} less time a step (1 - T1/T0)."
+        f"(T0/T1 - 1), {gain.shorter_ratio:.1%} less time a step (1 - T1/T0).{_cheaper_text(done, best)}"
+    )
+
+
+def _cheaper_text(done: Exploration, best: Judged) -> str:
+    """That a plan within the error of the best one costs much less; nothing if none does."""
+    mine = price_of(done.space.workload, best)
+    margin = RIVAL_RATIO if done.error_ratio is None else done.error_ratio
+    near = [
+        one
+        for one in done.price_front
+        if one.workload == done.space.workload and one.judged.step_ns <= best.step_ns * (1 + margin)
+    ]
+    cheapest = min(near, key=lambda one: one.price, default=None)
+    if mine is None or cheapest is None or cheapest.price > mine * (1 - _MUCH_CHEAPER):
+        return ""
+    slower = cheapest.judged.step_ns / best.step_ns - 1
+    return (
+        f" For {1 - cheapest.price / mine:.0%} less money, within the error of it ({slower:.1%} more time): "
+        f"{named_text(cheapest.judged)}."
     )
 
 
@@ -303,7 +325,10 @@ def searched(done: Exploration) -> list[str]:
     if workload.hbm_bytes > workload.device.hbm_bytes:
         has = f"{workload.device.name} has ({format_size(workload.device.hbm_bytes)})"
         lines.append(Note(f"the HBM limit is above what {has}"))
-    if done.error_ratio is None:
+    if done.misfits:
+        runs = f"measured runs that do not fit on this fleet tell nothing of the error: {', '.join(done.misfits)}"
+        lines.append(Note(runs))
+    elif done.error_ratio is None:
         lines.append(
             Note("no measured run of the model's file tells how far off a step may be: tracetool help estimate")
         )
