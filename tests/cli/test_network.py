@@ -91,7 +91,9 @@ def test_a_domain_that_holds_all_of_a_dc_ends_what_pays(capsys: pytest.CaptureFi
     path.write_text(rails, encoding="utf-8")
     assert run(["network", SAMPLE, "--network", str(path), "--sizes", "2,4"]) == 0
     out = capsys.readouterr().out
-    assert "HB domains larger than 2 do not pay" in out
+    assert out.startswith("HB domains larger than 2 do not pay")
+    assert len(out.splitlines()) <= 24
+    assert max(map(len, out.splitlines()[:-1])) <= 80
     assert "(tried 1, 2, 4)" in " ".join(out.split())
     steps = dict(line.split(maxsplit=1) for line in out.splitlines() if line.strip()[:2] in {"1 ", "2 ", "4 "})
     assert steps["1"] != steps["2"]

@@ -12,6 +12,7 @@ from tracetool.cli.output import (
     FORCE,
     JSON,
     QUIET,
+    VERBOSE,
     ProgressBar,
     check_target,
     following,
@@ -64,6 +65,7 @@ if TYPE_CHECKING:
     help="Also a picture (.png, .svg, .pdf), .json, or the table traffic (.parquet, .csv).",
 )
 @FORCE
+@VERBOSE
 @JSON
 @QUIET
 def network(
@@ -81,6 +83,7 @@ def network(
     output: tuple[Path, ...],
     *,
     force: bool,
+    verbose: bool,
     as_json: bool,
     quiet: bool,
 ) -> None:
@@ -112,10 +115,12 @@ def network(
         if network is None:
             raise ScenarioError("which network is not said.", hint="add --network n.toml (tracetool help network)")
         if [path.suffix.lower() for path in paths] == [".toml"]:
-            shown = _traffic_screen(_from_shapes(paths[0], network, sizes, fit), following("estimate", str(paths[0])))
+            shown = _traffic_screen(
+                _from_shapes(paths[0], network, sizes, fit), following("estimate", str(paths[0])), verbose=verbose
+            )
         else:
             _refuse({"--fit": fit or None}, "models")
-            shown = _traffic_screen(_recorded(paths, network, sizes, quiet=quiet), following("replay"))
+            shown = _traffic_screen(_recorded(paths, network, sizes, quiet=quiet), following("replay"), verbose=verbose)
     text, forms, after = shown
     for path in output:
         if path.suffix.lower() not in forms:
@@ -208,7 +213,7 @@ def _counts(sizes: str | None) -> tuple[int, ...]:
     return () if sizes is None else parse_counts(sizes)
 
 
-def _traffic_screen(on_network: tuple[OnNetwork, RunFacts], after: str) -> _Shown:
+def _traffic_screen(on_network: tuple[OnNetwork, RunFacts], after: str, *, verbose: bool) -> _Shown:
     from tracetool.reports.network import traffic_json, traffic_rows, traffic_text
     from tracetool.reports.network.picture import traffic_picture
     from tracetool.reports.picture import PICTURE_SUFFIXES
@@ -218,7 +223,7 @@ def _traffic_screen(on_network: tuple[OnNetwork, RunFacts], after: str) -> _Show
     for suffix, form in PICTURE_SUFFIXES.items():
         forms[suffix] = lambda form=form: traffic_picture(carried, facts, form)  # type: ignore[misc]
     forms |= {".csv": lambda: traffic_rows(carried).write_csv().encode(), ".parquet": lambda: _parquet(carried)}
-    return lambda: traffic_text(carried, facts), forms, after
+    return lambda: traffic_text(carried, facts, verbose=verbose), forms, after
 
 
 def _parquet(carried: OnNetwork) -> bytes:

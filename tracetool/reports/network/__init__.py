@@ -170,11 +170,20 @@ def traffic_rows(carried: OnNetwork) -> pl.DataFrame:
     )
 
 
-def traffic_text(carried: OnNetwork, facts: RunFacts) -> bytes:
-    """One screen: what is silent, which tier carries how much, what is busiest when, and which HB domains pay."""
+def traffic_text(carried: OnNetwork, facts: RunFacts, *, verbose: bool = False) -> bytes:
+    """One screen: what is silent, which tier carries how much, and what is busiest when.
+
+    Args:
+        carried: The traffic.
+        facts: Of which job.
+        verbose: Whether all of that also stands below HB domains, where it was asked which of them pay.
+    """
     traffic = carried.job.traffic
     tiers, total = carried.tier_bytes(), max(1, int(traffic.payload_bytes.sum()))
-    lines = wrapped([first_sentence(carried)])
+    sizes = [] if carried.knee is None else [*sizes_text(carried.domains, carried.knee), ""]
+    lines = [*sizes, *wrapped([first_sentence(carried)])]
+    if sizes and not verbose:
+        return ("\n".join([*lines, "  what each tier carries, and what is busiest: -v"]) + "\n").encode()
     step = "the whole capture" if carried.job.step is None else f"step {carried.job.step}"
     of = f"{step}, {traffic.ranks} ranks" if carried.shapes is None else f"a step from shapes, {carried.shapes}"
     lines += ["", *wrapped([f"  {facts.name}: {of} on {carried.seating.network.name}"]), ""]
@@ -188,8 +197,6 @@ def traffic_text(carried: OnNetwork, facts: RunFacts) -> bytes:
     ]
     lines += ["", *table([("busiest", "tier", "bytes", "occupied", "mostly"), *busy])]
     lines += wrapped(_notes(carried))
-    if carried.knee is not None:
-        lines += ["", *sizes_text(carried.domains, carried.knee)]
     return ("\n".join(lines) + "\n").encode()
 
 
