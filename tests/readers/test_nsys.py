@@ -60,6 +60,8 @@ def test_golden_numbers_of_two_ranks_in_one_file(two_ranks: Run) -> None:
     assert two_ranks.rows(f"{sendrecv} GROUP BY 1 ORDER BY 1") == [(0, 31, 32, 32), (1, 31, 32, 32)]
     ((ranges,),) = two_ranks.rows("SELECT count(*) FROM events WHERE category IN ('op', 'annotation')")
     assert ranges == 16_693
+    waits = "SELECT rank, count(*) FROM events WHERE name = 'cudaStreamSynchronize' GROUP BY 1 ORDER BY 1"
+    assert two_ranks.rows(waits) == [(0, 15), (1, 15)]
     first = two_ranks.rows("SELECT min(start_ns) FROM events WHERE category = 'kernel' AND rank = 0")
     assert first == [(EPOCH + 72_897_756_889,)]
 

@@ -14,10 +14,11 @@ from hypothesis import strategies as st
 
 from tracetool.model.action import ActionKind
 from tracetool.model.notice import NoticeCode
+from tracetool.readers import SYNCHRONISATIONS
 from tracetool.reconstruction.actions import Kernel, Segment
 from tracetool.reconstruction.capture import Account
 from tracetool.reconstruction.capture.messages import P2POp
-from tracetool.reconstruction.closeup.launches import SYNCHRONISATIONS, Waits, find_launches, mostly_waits, turns_of
+from tracetool.reconstruction.closeup.launches import Waits, find_launches, mostly_waits, turns_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

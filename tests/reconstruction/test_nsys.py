@@ -84,6 +84,16 @@ def step_ns(found: Reconstruction) -> int:
     return measure(replay(found.pipeline, found.pipeline.observed).timeline).step_ns
 
 
+def waits(run: Run) -> list[tuple[object, ...]]:
+    """When hosts waited for their devices, from the first time on: what launches come late for goes by it."""
+    rows = run.rows(
+        "SELECT rank, name, start_ns - min(start_ns) OVER (PARTITION BY rank), duration_ns FROM events "
+        "WHERE category = 'launch' AND name LIKE '%Synchronize' ORDER BY ALL"
+    )
+    assert len({rank for rank, *_ in rows}) >= 2
+    return rows
+
+
 @pytest.mark.parametrize(
     ("name", "how"),
     [
@@ -94,6 +104,7 @@ def step_ns(found: Reconstruction) -> int:
 )  # fmt: skip
 def test_an_export_with_payloads_tells_the_same_as_the_recording(name: str, how: How) -> None:
     kineto, nsys = both(name, run_of(exported(name, how)))
+    assert waits(run_of(exported(name, how))) == waits(run_of(recorded(name)))
     assert computes(nsys) == computes(kineto)
     assert messages(nsys, sizes=True) == messages(kineto, sizes=True)
     assert nsys.pipeline.p2p == kineto.pipeline.p2p

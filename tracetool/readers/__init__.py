@@ -28,6 +28,11 @@ if TYPE_CHECKING:
 ABSOLUTE_NS = 10**18
 """2001: times before it count from something else than 1970."""
 
+SYNCHRONISATIONS = (
+    r"^((cuda|hip)(Device|Stream|Event)Synchronize|cu(Ctx|Stream|Event)Synchronize|aclrtSynchronize\w*)(_v\d+)?$"
+)
+"""Calls of a host that return when its device, or some of it, is done."""
+
 HOST_MEMORY, OTHER_MEMORY = "host memory", "memory of another device"
 DEVICE_MEMORY = "memory of the whole device, other processes included"
 MEMORY_LEFT = (HOST_MEMORY, OTHER_MEMORY, DEVICE_MEMORY)

@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tracetool.readers import FilePlace
+from tracetool.readers import SYNCHRONISATIONS, FilePlace
 from tracetool.readers.cann.db import NO_NUMBERS, known, whole
 from tracetool.readers.cuda import CommKernel, is_communication_kernel
 from tracetool.readers.nsys.capture import (
@@ -50,6 +50,7 @@ if TYPE_CHECKING:
 _TIME_LIMIT = 2**61
 _MOST_BLOCKS = 2**31
 _VERSION = re.compile(r"_v\d+$|_ptsz$")
+_WAIT = re.compile(SYNCHRONISATIONS)
 _COPIES = {
     1: "HtoD", 2: "DtoH", 3: "HtoA", 4: "AtoH", 5: "AtoA", 6: "AtoD", 7: "DtoA", 8: "DtoD", 9: "HtoH", 10: "PtoP",
 }  # fmt: skip
@@ -186,8 +187,10 @@ class ProcessEvents:
                 values_of(rows, "eventType", _NONE), (EventType.NESTED, EventType.FREE)
             ), "mark, name or domain"
         if table == CALLS:
+            names, codes = self._call_names(rows)
+            is_wait = np.array([_WAIT.match(name) is not None for name in names], bool)[codes]
             ids = values_of(rows, "correlationId", NO_CORRELATION)
-            return self._correlations.among(ids), "API call that starts nothing on the device"
+            return is_wait | self._correlations.among(ids), "API call that starts nothing on the device"
         return np.ones(len(rows), bool), ""
 
     def _timed(self, table: str, rows: pa.Table) -> pa.Table:
@@ -209,40 +212,45 @@ class ProcessEvents:
         calls = self._first_launches(calls)
         columns = [(values_of(rows, "start", 0), values_of(rows, "end", 0), threads_of(rows)) for rows in (own, calls)]
         start, end, thread = map(np.concatenate, zip(*columns, strict=True))
-        count, ids = len(own), values_of(calls, "correlationId", 0)
+        count, ids = len(own), values_of(calls, "correlationId", NO_CORRELATION)
         order = np.argsort(start, kind="stable")
         events = np.empty(len(order), np.int64)
         events[order] = np.arange(self._count, self._count + len(order))
         is_op = np.array([named.category == "op" for named in names.named], bool)[names.codes]
-        is_launch = np.arange(len(order)) >= count
-        is_nested = is_launch.copy()
+        is_call = np.arange(len(order)) >= count
+        is_nested = is_call.copy()
         is_nested[:count] = is_op & (values_of(own, "eventType", 0) == EventType.NESTED)
         rows = order[is_nested[order]]
         around = np.full(len(order), _NONE)
-        around[rows[is_launch[rows]]] = self._ops.around(
-            start[rows], end[rows], thread[rows], events[rows], is_launch[rows]
+        around[rows[is_call[rows]]] = self._ops.around(
+            start[rows], end[rows], thread[rows], events[rows], is_call[rows]
         )
-        self._correlations.surround(ids, around[count:])
+        is_launch = self._correlations.among(ids)
+        self._correlations.surround(ids[is_launch], around[count:][is_launch])
         self._communicating.note(ids, start[count:], thread[count:])
         around[:count] = np.where(is_op, events[:count], _NONE)
-        of_calls, codes = self._call_names(calls)
+        called, codes = self._call_names(calls)
         return self._table(
-            [*names.named, *of_calls], np.concatenate([names.codes, codes + len(names.named)])[order],
+            [*names.named, *(Named("launch", name) for name in called)],
+            np.concatenate([names.codes, codes + len(names.named)])[order],
             start=start[order], end=end[order], thread=thread[order], external_id=around[order],
             correlation=np.concatenate([np.full(count, _NONE), ids])[order],
             sequence_number=np.concatenate([names.sequence, np.full(len(ids), _NONE)])[order],
         )  # fmt: skip
 
     def _first_launches(self, calls: pa.Table) -> pa.Table:
-        is_first = self._correlations.launched_first(values_of(calls, "correlationId", 0))
+        ids = values_of(calls, "correlationId", NO_CORRELATION)
+        is_launch = self._correlations.among(ids)
+        is_first = np.ones(len(calls), bool)
+        is_first[is_launch] = self._correlations.launched_first(ids[is_launch])
         if not is_first.all():
             reason = "launch whose correlation an earlier one has"
             self._report.drop(reason, self._place(CALLS), int((~is_first).sum()))
         return calls.filter(pa.array(is_first))
 
-    def _call_names(self, calls: pa.Table) -> tuple[list[Named], Numbers]:
+    def _call_names(self, calls: pa.Table) -> tuple[list[str], Numbers]:
         numbers, codes = coded(calls, "nameId")
-        return [Named("launch", _VERSION.sub("", self._texts.of(None, n) or NAMELESS)) for n in numbers], codes
+        return [_VERSION.sub("", self._texts.of(None, number) or NAMELESS) for number in numbers], codes
 
     def _device_table(self, table: str, rows: pa.Table) -> pa.Table:
         ids = values_of(rows, "correlationId", NO_CORRELATION)

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from tracetool.model.action import ActionKind
 from tracetool.model.notice import NoticeCode, SubjectKind
 from tracetool.model.pipeline import Launch
+from tracetool.readers import SYNCHRONISATIONS
 from tracetool.reconstruction.closeup.contention import pieces
 from tracetool.reconstruction.steps.reading import SPANS
 from tracetool.units import format_count, format_duration
@@ -29,11 +30,6 @@ if TYPE_CHECKING:
     from tracetool.reconstruction.capture import Account
     from tracetool.reconstruction.capture.messages import P2POp
     from tracetool.reconstruction.steps.reading import Span, StepReading
-
-SYNCHRONISATIONS = (
-    r"^((cuda|hip)(Device|Stream|Event)Synchronize|cu(Ctx|Stream|Event)Synchronize|aclrtSynchronize\w*)(_v\d+)?$"
-)
-"""Calls of a host that return when its device, or some of it, is done."""
 
 _MOSTLY = 0.5
 _DISTURBED = 2
