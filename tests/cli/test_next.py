@@ -47,6 +47,7 @@ MODEL, A100 = (str(ROOT / "schemas" / name) for name in ("models/korthikanti.tom
 H200 = ROOT / "tests" / "data" / "h200-overlap" / "traces" / "nvlink"
 LAYERS = [str(H200 / f"8192_4096_2752_{side}_coll") for side in ("ag", "rs")]
 PAPER = ["paper", "geopipe", "--model", "13b", "--efficiency", "55%", "--microbatches", "16", "--distances", "80km"]
+EXPLORED = ["explore", H100, "--network", "n.toml", "--try", "schedule=1f1b,geopipe", "--time-limit", "60s"]
 COMMANDS = [
     ["info", H100], ["info", H100, *DC], ["info", ASCEND], ["info", *FILES[:1]],
     ["ingest", H100, "-o", "x.run"],
@@ -69,6 +70,7 @@ COMMANDS = [
     ["network", H100, "--network", "n.toml"], ["network", H100, "--network", "n.toml", "-o", "traffic.png"],
     ["network", "m.toml", "--network", "n.toml"],
     ["explore", "m.toml", "--network", "n.toml", "--leave", "tp,microbatch,recompute,p2p", "--try", "schedule=1f1b"],
+    EXPLORED,
     ["network", "--devices", "1024", "--hb-domain", "8", "--compare", "clos3,rail-only"],
     ["overlap", *LAYERS, "--overlap", "slice:2"],
     ["explain", H100], ["explain", *FILES, "--schedule", "gpipe", "-v"], ["explain", ASCEND, "-v"],
@@ -113,7 +115,12 @@ OF_BASELINES = [words for words in COMMANDS if words[0] == "baseline"]
 
 
 # Of each command the first; the other forms of it have a Next of their own, which only running it tells to be wrong.
-@spread("words", COMMANDS, [*FIRST, *OF_BASELINES], ids=lambda words: "-".join(w for w in words if "/" not in w)[:60])
+@spread(
+    "words",
+    COMMANDS,
+    [*FIRST, *OF_BASELINES, EXPLORED],
+    ids=lambda words: "-".join(w for w in words if "/" not in w)[:60],
+)
 def test_the_next_command_runs_as_printed(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     if words[:2] in (["baseline", "list"], ["baseline", "show"]):
         assert run(["baseline", "add", "base.json", "--label", "v0", "-q"]) == 0

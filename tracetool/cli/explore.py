@@ -304,7 +304,7 @@ def _replay_of(done: RecordedExploration) -> str:
     words += [] if way.collectives == done.space.base.collectives else ["--collective", f"dp={way.collectives}"]
     words += [] if best.point.overlap == NO_OVERLAP else ["--overlap", best.point.overlap]
     words += [] if way.sharing == "temporal" else ["--link-sharing", way.sharing]
-    return following("replay", *words, "-o", free_name("gantt.png"), without={"overlap"})
+    return following("replay", *words, "-o", free_name("gantt.png"), without={"overlap", "time_limit"})
 
 
 def _elsewhere(space: Space, choice: NetworkChoice) -> Space:
