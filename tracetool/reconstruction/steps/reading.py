@@ -103,7 +103,7 @@ class StepReading:
                 "lasts": [last for _, (_, last) in places],
             }
             by_span: dict[int, list[Any]] = defaultdict(list)
-            for row in self.run.rows(sql, {**spans, **parameters}):
-                by_span[row[0]].append(make(row[1:]))
+            for number, *values in self.run.rows(sql, {**spans, **parameters}):
+                by_span[number].append(make(tuple(values)))
             self._rows[sql] = by_span
         return self._rows[sql].get(self._numbers[rank, span], ())
