@@ -12,6 +12,7 @@ import jsonschema
 import pytest
 from helpers.recorded import ROOT, data, h100, looked_at, rebuilt, small
 from helpers.thorough import spread
+from helpers.two_places import fleet_text
 
 from tracetool.advice.cotune import co_tune
 from tracetool.cli import run
@@ -119,18 +120,10 @@ def test_over_measured_links_the_plan_named_is_the_best_that_was_measured(record
 def files(tmp_path: Path, choice: NetworkChoice) -> list[str]:
     """A recording and a fleet, as the command takes them."""
     wan = choice.network.tiers[-1]
-    text = f"""placement = "{choice.placement}"
-[[tier]]
-name = "hb"
-size = 2
-bandwidth = "450GB/s"
-[[tier]]
-name = "wan"
-size = 4
-bandwidth = "{wan.bandwidth_bytes_per_s * 8 / 1e9:g}Gbit/s"
-latency = "{wan.latency_ns / MS:g}ms"
-shared_by = "pair"
-"""
+    text = fleet_text(
+        placement=choice.placement, bandwidth=f"{wan.bandwidth_bytes_per_s * 8 / 1e9:g}Gbit/s",
+        latency=f"{wan.latency_ns / MS:g}ms",
+    )  # fmt: skip
     (tmp_path / "fleet.toml").write_text(text)
     return [str(h100("rt1f1b_m8").path), "--network", str(tmp_path / "fleet.toml")]
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import jsonschema
 import pytest
 from helpers.recorded import ROOT, data, derived, h100, rebuilt
+from helpers.two_places import fleet_text
 
 import tracetool as tt
 from tracetool.cli import run
@@ -157,26 +158,10 @@ def test_of_pipelines_that_differ_the_slowest_counts() -> None:
         assert plan.step_ns == max(steps)
 
 
-FILE = """
-name = "{}"
-placement = "pp"
-[[tier]]
-name = "hb"
-size = 2
-bandwidth = "450GB/s"
-[[tier]]
-name = "wan"
-size = 4
-shared_by = "pair"
-bandwidth = "{}"
-latency = "5ms"
-"""
-
-
 def test_all_of_it_is_asked_for_as_of_models(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     here, there = tmp_path / "here.toml", tmp_path / "there.toml"
-    here.write_text(FILE.format("here", "1GB/s"))
-    there.write_text(FILE.format("there", "8GB/s"))
+    here.write_text(fleet_text(name="here", placement="pp"))
+    there.write_text(fleet_text(name="there", placement="pp", bandwidth="8GB/s"))
     asked = [
         "explore", str(h100("rt1f1b_m8").path), "--network", str(here), "--or", str(there), "--fix", "schedule=1f1b",
         "--failure", "wan.bandwidth=50%@2%", "--state", str(tmp_path / "x.state"), "--leave", "p2p",

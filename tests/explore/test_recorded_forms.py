@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import jsonschema
 from helpers.recorded import ROOT, h100, rebuilt
+from helpers.two_places import fleet_text
 
 import tracetool as tt
 from tracetool.cli import run
@@ -27,26 +28,12 @@ if TYPE_CHECKING:
 
 TIERS = (Tier("hb", 2, 450 * 10**9), Tier("wan", 4, 10**9, 5_000_000, shared_by="pair"))
 FLEET = NetworkChoice(Network("two places", TIERS), "tp,pp")
-FILE = """
-name = "two places"
-placement = "tp,pp"
-[[tier]]
-name = "hb"
-size = 2
-bandwidth = "450GB/s"
-[[tier]]
-name = "wan"
-size = 4
-shared_by = "pair"
-bandwidth = "1GB/s"
-latency = "5ms"
-"""
 
 
 def written(folder: Path) -> Path:
     """The fleet as a file."""
     path = folder / "fleet.toml"
-    path.write_text(FILE, "utf-8")
+    path.write_text(fleet_text(placement="tp,pp"), "utf-8")
     return path
 
 
