@@ -172,8 +172,14 @@ def test_all_of_it_is_asked_for_as_of_models(tmp_path: Path, capsys: pytest.Capt
     assert [one["network"] for one in told["others"]] == ["there"]
     assert told["others"][0]["best"]["step_ns"] < told["best"]["step_ns"]
     (outcome,) = told["failures"]["outcomes"]
+    # With half the bandwidth the same order waits longer within its window.
+    assert outcome["kept"]["window_ns"] > told["best"]["window_ns"]
+    assert outcome["kept"]["bubble_ratio"] > told["best"]["bubble_ratio"]
+    assert outcome["kept"]["faster_ratio"] is None
     assert (outcome["failure"], outcome["weight_ratio"]) == ("wan.bandwidth=50%", 0.02)
     assert outcome["kept"]["step_ns"] > told["best"]["step_ns"]
+    assert run(["explore", asked[1], "--network", str(there), *asked[6:8], "--leave", "p2p", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["best"] == told["others"][0]["best"]
     assert run(asked) == 0
     shown = " ".join(capsys.readouterr().out.split())
     assert "on there: " in shown

@@ -100,11 +100,13 @@ class RecordedFleet(NamedTuple):
 
     Attributes:
         space: The job, and where.
+        base: The recorded order there.
         best: By the rule of ``tracetool.whatif.best``; None if nothing fits there.
         open: How many ways were not looked at when the time was up.
     """
 
     space: RecordedSpace
+    base: RecordedPlan
     best: RecordedPlan | None
     open: int
 
@@ -154,7 +156,8 @@ def explore_recording(
 def _elsewhere(spaces: Sequence[RecordedSpace], work: RecordedWork) -> Iterator[RecordedFleet]:
     for space in spaces:
         done = replay_plans(space, work)
-        yield RecordedFleet(space, _best_of(space, done.plans), done.open)
+        base, _ = replay_base(space)
+        yield RecordedFleet(space=space, base=base, best=_best_of(space, done.plans), open=done.open)
 
 
 def _weighed(explored: RecordedExploration, failures: Sequence[Failure], work: RecordedWork) -> Failures[RecordedPlan]:
@@ -186,7 +189,13 @@ def _again(space: RecordedSpace, plan: RecordedPlan) -> RecordedPlan:
     except TraceToolError as error:
         remark = Notice(NoticeCode.NOT_REPLAYED, error.message)
         return replace(plan, point=replace(plan.point, step_ns=None, remarks=(remark,)))
-    return replace(plan, point=replace(plan.point, step_ns=result.step_ns, feasible=result.feasible))
+    return replace(
+        plan,
+        point=replace(
+            plan.point, step_ns=result.step_ns, window_ns=result.metrics.window_ns,
+            bubble_ratio=result.metrics.bubble_ratio, feasible=result.feasible,
+        ),
+    )  # fmt: skip
 
 
 _CHOICES: Mapping[str, frozenset[str]] = {

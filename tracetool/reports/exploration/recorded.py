@@ -25,7 +25,7 @@ from tracetool.whatif.best import UNPROVEN_MARK, error_text, nothing_fits, unche
 
 if TYPE_CHECKING:
     from tracetool.explore.failures import Failures, Weighed
-    from tracetool.explore.recorded import ChoiceAlone, RecordedExploration
+    from tracetool.explore.recorded import ChoiceAlone, RecordedExploration, RecordedFleet
     from tracetool.explore.recorded_search import RecordedPlan
     from tracetool.explore.recorded_space import RecordedSpace, RecordedWay
     from tracetool.reports import CallFacts
@@ -50,8 +50,8 @@ class RecordedPlanInfo(WithFigures, kw_only=True):
         list[int] | None, doc("Bytes of a step over each tier; null where they are unknown, or stages are cut anew.")
     ]
     price: Annotated[float | None, doc("What a step costs; null without a price, or where bytes are not known.")]
-    faster_ratio: Annotated[float | None, doc("Step of the recorded order there over its step, minus one.")]
-    shorter_ratio: Annotated[float | None, doc("One minus its step over that of the recorded order there.")]
+    faster_ratio: Annotated[float | None, doc("Step of the recorded order there over its, less 1; null in failures.")]
+    shorter_ratio: Annotated[float | None, doc("1 less its step over the recorded order's there; null in failures.")]
 
 
 class ChoiceAloneInfo(msgspec.Struct, kw_only=True):
@@ -152,8 +152,8 @@ def render_recorded_json(done: RecordedExploration, facts: CallFacts) -> bytes:
             others=[
                 RecordedFleetInfo(
                     network=one.space.choice.network.name,
-                    best=None if one.best is None else _info(done, one.best, one.space),
                     open=one.open,
+                    best=None if one.best is None else _info(one, one.best),
                 )
                 for one in done.others
             ],
@@ -170,7 +170,7 @@ def _failures(done: RecordedExploration, failures: Failures[RecordedPlan]) -> Re
         outcomes=[
             as_struct(
                 RecordedFailureInfo, one, failure=one.failure.text, weight_ratio=one.failure.weight_ratio,
-                kept=_info(done, one.kept), best=None if one.best is None else _info(done, one.best),
+                kept=_failing(done, one.kept), best=None if one.best is None else _failing(done, one.best),
             )
             for one in failures.outcomes
         ],
@@ -181,17 +181,21 @@ def _failures(done: RecordedExploration, failures: Failures[RecordedPlan]) -> Re
     )  # fmt: skip
 
 
-def _info(done: RecordedExploration, plan: RecordedPlan, space: RecordedSpace | None = None) -> RecordedPlanInfo:
+def _info(done: RecordedExploration | RecordedFleet, plan: RecordedPlan) -> RecordedPlanInfo:
     """A plan as the struct of the schema, on the fleet that was asked about or on another one."""
-    space, base = space or done.space, done.base.step_ns
-    gain = speedup(base, plan.step_ns) if plan.step_ns else (None, None)
-    moved = tier_bytes(space, plan)
+    gain = speedup(done.base.step_ns, plan.step_ns) if plan.step_ns else (None, None)
+    moved = tier_bytes(done.space, plan)
     return as_struct(
         RecordedPlanInfo, plan.point, plan.way, faster_ratio=gain[0], shorter_ratio=gain[1],
         routing_ratio=plan.way.routing, compression_ratio=plan.way.compression, p2p=plan.point.p2p,
-        price=space.price_of(plan.step_ns, moved) if plan.step_ns else None,
+        price=done.space.price_of(plan.step_ns, moved) if plan.step_ns else None,
         tier_bytes=None if moved is None else list(moved),
     )  # fmt: skip
+
+
+def _failing(done: RecordedExploration, plan: RecordedPlan) -> RecordedPlanInfo:
+    """A plan in a failure, in which the recorded order was not replayed."""
+    return msgspec.structs.replace(_info(done, plan), faster_ratio=None, shorter_ratio=None)
 
 
 def _alone(done: RecordedExploration, one: ChoiceAlone) -> ChoiceAloneInfo:
