@@ -243,7 +243,8 @@ class Database:
                 SourceCode.FILES_DAMAGED, f"{self.path.name}: nothing of it can be read: {self.failure}{self._short()}"
             )
         for table, reasons in self._gaps.items():
-            report.drop(f"stretch of {table} that cannot be read", FilePlace(str(self.path), 0), len(reasons))
+            reason = f"stretch of {table} that cannot be read, of how many rows is unknown{self._short()}"
+            report.drop(reason, FilePlace(str(self.path), 0), len(reasons))
             report.note(
                 SourceCode.TABLES_DAMAGED,
                 f"{self.path.name}: {table} is damaged in {len(reasons)} places (the first {reasons[0]}): "
