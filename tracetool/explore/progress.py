@@ -148,7 +148,10 @@ class SearchFile:
             with np.load(self._path, allow_pickle=False) as arrays:
                 held = dict(arrays)
         except (OSError, ValueError, EOFError) as error:
-            raise ScenarioError(f"{self._path} is no file of a search: {error}.", hint="name another one") from error
+            # What numpy says of other files is advice on how to load them.
+            raise ScenarioError(
+                f"{self._path} is no file of a search for a plan of a model.", hint="name another one"
+            ) from error
         if str(held.get("digest")) != self._digest:
             raise ScenarioError(
                 f"{self._path} is of a search of another space.", hint="name another file, or ask as before"
