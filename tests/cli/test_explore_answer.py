@@ -184,3 +184,23 @@ def test_a_plan_that_takes_longer_is_not_said_to_be_faster(
     assert "as the declared plan takes: nothing that was asked for is shorter" in " ".join(
         capsys.readouterr().out.split()
     )
+
+
+def test_what_is_asked_for_besides_is_on_the_screen(
+    files: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Another fleet and a failure, ahead of choices and counts that nobody asked for."""
+    (tmp_path / "other.toml").write_text('name = "other"\n' + FLEET.replace("10GB/s", "40GB/s"))
+    assert run(["explore", *files, *FEW, "--or", str(tmp_path / "other.toml"), "--failure", "wan.bandwidth=50%"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) <= 24
+    assert any(line.startswith("  on other: ") for line in lines)
+    assert any(line.startswith("  wan.bandwidth=50%: ") for line in lines)
+
+
+@pytest.mark.parametrize(("schedule", "is_compared"), [("1f1b", True), ("zb-h2", False)])
+def test_a_plan_of_a_schedule_that_was_never_compared_is_called_unproven(
+    files: list[str], capsys: pytest.CaptureFixture[str], schedule: str, is_compared: bool
+) -> None:
+    assert run(["explore", *files, "--fix", f"schedule={schedule}", "--leave", "placement,microbatch,recompute"]) == 0
+    assert ("unproven" in capsys.readouterr().out.split(" a step", 1)[0]) == (not is_compared)

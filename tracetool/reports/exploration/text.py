@@ -13,6 +13,7 @@ from tracetool.model.pipeline import NO_OVERLAP
 from tracetool.reports.answer.text import table
 from tracetool.reports.estimate.text import overlap_text
 from tracetool.reports.lines import Note, on_one_screen, wrapped
+from tracetool.schedules import kind_of
 from tracetool.units import format_count, format_duration, format_size
 from tracetool.whatif.accuracy import format_error
 
@@ -35,15 +36,17 @@ def render_text(done: Exploration, failures: Failures[Judged] | None = None, *, 
     best = done.best
     if best is None:
         return ("\n".join(wrapped([nothing(done), *searched(done)])) + "\n").encode()
-    lines = [headline(done, best), *details(done, best), ""]
-    rows = table([("choice", "step", "T0/T1-1", "1-T1/T0", "best alone"), *choice_rows(done)])
-    head, failing = [*wrapped(lines), *rows, ""], [] if failures is None else failure_lines(failures, named_text)
-    others, looked_at = other_lines(done, best, verbose=verbose), searched(done)
-    after = [*_fleets(done, best, verbose=verbose), *failing, *others, *idle_lines(done)]
+    failing = [] if failures is None else failure_lines(failures, named_text)
+    asked = [*_fleets(done, best, verbose=verbose), *failing]
+    # What was asked for besides takes the room of choices that matter less.
+    rows = choice_rows(done, is_short=bool(asked) and not verbose)
+    listed = table([("choice", "step", "T0/T1-1", "1-T1/T0", "best alone"), *rows])
+    head = [*wrapped([headline(done, best), *details(done, best), ""]), *listed, ""]
+    after = [*asked, *other_lines(done, best, verbose=verbose), *idle_lines(done)]
     if verbose:
-        shown = [*head, *wrapped([*after, *looked_at]), "", *_launch(done, best)]
+        shown = [*head, *wrapped([*after, *searched(done)]), "", *_launch(done, best)]
     else:
-        shown = on_one_screen(head, after, looked_at)
+        shown = on_one_screen(head, after, cautions(done) if asked else searched(done))
     return ("\n".join(shown) + "\n").encode()
 
 
@@ -82,7 +85,8 @@ def failure_lines(failures: Failures[RanT], named: Callable[[RanT], str]) -> lis
 def named_text(judged: Judged) -> str:
     """A plan in few words."""
     plan = judged.plan
-    return f"{plan.degrees_text} with {plan.order_text}, placed {plan.seats_rule}"
+    issued = f", {plan.p2p_text} transfers" if plan.training.stages > 1 else ""
+    return f"{plan.degrees_text} with {plan.order_text}{issued}, placed {plan.seats_rule}"
 
 
 def _launch(done: Exploration, best: Judged) -> list[str]:
@@ -97,8 +101,11 @@ def _launch(done: Exploration, best: Judged) -> list[str]:
 
 def headline(done: Exploration, best: Judged) -> str:
     """The best plan, its step, and both ways to say how much faster it is."""
-    off = "" if done.error_ratio is None else f" (±{format_error(done.error_ratio)})"
-    text = f"Run {best.plan.degrees_text} with {best.plan.order_text}: {format_duration(best.step_ns)}{off} a step"
+    sure = [] if done.error_ratio is None else [f"±{format_error(done.error_ratio)}"]
+    if not kind_of(best.plan.training.order_name).is_compared:
+        sure.append("unproven: its steps were never compared with recorded ones")
+    text = f"Run {best.plan.degrees_text} with {best.plan.order_text}: {format_duration(best.step_ns)}"
+    text += f" ({', '.join(sure)}) a step" if sure else " a step"
     if not done.base.runs:
         return f"{text}; the declared plan cannot run ({done.base.refusal})."
     gain = speedup(done.base.step_ns, best.step_ns)
@@ -189,9 +196,19 @@ def _fleets(done: Exploration, best: Judged, *, verbose: bool) -> list[str]:
     return lines
 
 
-def choice_rows(done: Exploration) -> list[tuple[str, ...]]:
-    """Choices that gain something alone, and all of them: step, both speed-ups, and what is chosen."""
-    every = (*done.alone, done.one_by_one)
+def choice_rows(done: Exploration, *, is_short: bool = False) -> list[tuple[str, ...]]:
+    """Choices that gain something alone, and all of them: step, both speed-ups, and what is chosen.
+
+    Args:
+        done: What was searched.
+        is_short: Whether the one that gains most alone is enough.
+    """
+    every = [*done.alone, done.one_by_one]
+    if is_short:
+        every = sorted(
+            (one for one in done.alone if one.judged is not None),
+            key=lambda one: one.judged.step_ns if one.judged else 0,
+        )[:1]
     rows = [_row(done, one) for one in every if not (_is_idle(done, one) or _is_unknown(one))]
     best = done.best
     if best is not None:
@@ -315,10 +332,15 @@ def searched(done: Exploration) -> list[str]:
         kinds = [f"{count:,} by {reason}" for reason, count in results.refused.most_common(_MOST)]
         others = results.refused.total() - sum(count for _, count in results.refused.most_common(_MOST))
         refused = f"; cannot run: {', '.join(kinds)}" + (f", {others:,} by other reasons" if others else "")
-    lines = [
+    counted = (
         f"  {results.candidates:,} candidates, {results.replayed:,} replayed; not replayed: {pruned or 'none'}{refused}"
-        + (f"; {_open(results)}" if results.open else "")
-    ]
+    )
+    return [counted + (f"; {_open(results)}" if results.open else ""), *cautions(done)]
+
+
+def cautions(done: Exploration) -> list[str]:
+    """What was not looked at in time, and what tells how far off steps may be."""
+    lines = []
     if done.cut_short:
         lines.append(f"  ended when the time was up, and may be better: {', '.join(done.cut_short)}")
     workload = done.space.workload
