@@ -6,7 +6,6 @@ major version; none is renamed or removed.
 
 from __future__ import annotations
 
-from collections import Counter
 from typing import TYPE_CHECKING, Annotated
 
 import msgspec
@@ -386,8 +385,7 @@ def tried(done: RecordedExploration, *, verbose: bool) -> list[str]:
     lines = [f"  {format_count(len(done.plans), 'plan')} replayed, in {ways} to place them and to issue transfers"]
     if done.open:
         lines[0] += f"; {format_count(done.open, 'way')} not looked at in time"
-    out = Counter(done.left_out)
-    lines[0] += "".join(f"; {count} {reason}" for reason, count in out.items())
+    lines[0] += "".join(f"; {reason}: {count:,}" for reason, count in done.left_out.items())
     lines += [f"  {reason} ({count})" for reason, count in done.refused.items()] if verbose else []
     if done.refused and not verbose:
         lines.append(f"  {format_count(done.refused.total(), 'plan')} cannot run, and why: -v")
