@@ -20,6 +20,7 @@ from tracetool.explore.recorded_space import RecordedSpace
 from tracetool.explore.space import read_axes
 from tracetool.network.file import NetworkChoice
 from tracetool.network.tiers import Network, Tier
+from tracetool.reports.exploration.picture import overview_figure
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -54,6 +55,12 @@ def test_a_page_a_picture_and_timelines_are_those_of_the_plans(
     assert "recorded order" in picture.read_text()
     space = RecordedSpace(rebuilt("tp2pp2_1f1b_m8"), FLEET)
     done = explore_recording(space)
+    front, choices, _ = overview_figure(done).axes
+    bars = [label.get_text() for label in choices.get_yticklabels()]
+    assert bars == ["placement", "schedule", "network", "one by one", "all together"]
+    # A recording without allocations tells no memory: there is nothing to draw it over.
+    assert all(plan.point.needed_bytes is None for plan in done.plans)
+    assert not front.axison
     for plan in (done.base, done.best, *done.plans[:4]):
         assert plan is not None
         assert replayed_plan(space, plan).step_ns == plan.step_ns

@@ -89,6 +89,13 @@ class RecordedExploration:
     failures: Failures[RecordedPlan] | None = None
 
     @property
+    def varied(self) -> tuple[ChoiceAlone, ...]:
+        """Of the choices alone those of which there was another one to take."""
+        fixed = {"overlap"} if not self.space.overlaps else set()
+        fixed |= {"microbatch"} if self.space.sizes is None else set()
+        return tuple(one for one in self.alone if one.name not in fixed)
+
+    @property
     def named(self) -> RecordedPlan | None:
         """What to run: the base where nothing that was asked for is shorter; None if nothing fits."""
         is_longer = self.best is not None and self.best.step_ns > self.base.step_ns

@@ -91,7 +91,7 @@ def _draw_recorded(done: RecordedExploration, front: Axes, choices: Axes, tiers:
         for plans in (done.plans, done.front, [base])
     )
     _draw_front(front, every, ahead, there, "recorded order", space.hbm_bytes)
-    rows = [(one.name, one.best) for one in (*done.alone, done.one_by_one)]
+    rows = [(one.name, one.best) for one in (*done.varied, done.one_by_one)]
     bars = [_Bar(name, plan.step_ns) for name, plan in rows if plan is not None]
     bars += [] if best is None else [_Bar("all together", best.step_ns, is_best=True)]
     _draw_choices(choices, bars, base.step_ns, "recorded order")
@@ -108,6 +108,11 @@ def _draw_recorded(done: RecordedExploration, front: Axes, choices: Axes, tiers:
 def _draw_front(
     axes: Axes, every: Sequence[_Dot], ahead: Sequence[_Dot], base: Sequence[_Dot], name: str, limit: int | None
 ) -> None:
+    if not every:
+        axes.text(0.5, 0.5, "memory is not known", ha="center", va="center", transform=axes.transAxes)
+        axes.set_axis_off()
+        return
+
     def drawn(dots: Sequence[_Dot]) -> tuple[list[float], list[float]]:
         return [size / 2**30 for size, _ in dots], [step_ns / 1e9 for _, step_ns in dots]
 
@@ -123,7 +128,7 @@ def _draw_front(
         axes.scatter(*drawn(base), marker="x", color=SERIES[1], label=name, zorder=3)
     if limit is not None:
         axes.axvline(limit / 2**30, color=GREY, linestyle="--", linewidth=0.8)
-    axes.set_xlabel("GiB of HBM on the fullest device" if every else "memory is not known")
+    axes.set_xlabel("GiB of HBM on the fullest device")
     axes.set_ylabel("step in s")
     axes.legend()
 

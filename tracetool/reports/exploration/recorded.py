@@ -242,9 +242,7 @@ def other_lines(done: RecordedExploration, best: RecordedPlan, *, verbose: bool)
         more = joint.step_ns / best.step_ns - 1
         lines.append(f"  only the joint choice gives {more:.1%} more than choosing one by one")
     lines += [*_fleets(done, best), *failure_text(done), *_near(done, best, verbose=verbose)]
-    unasked = {"overlap"} if not done.space.overlaps else set()
-    unasked |= {"microbatch"} if done.space.sizes is None else set()
-    idle = [one.name for one in done.alone if not _gains(done, one) and one.name not in unasked]
+    idle = [one.name for one in done.varied if not _gains(done, one)]
     beaten = "the recorded" if done.start.step_ns == done.base.step_ns else "what is fixed"
     lines += [f"  {', '.join(idle)}: alone nothing beats {beaten}"] if idle else []
     return [*lines, *tried(done, verbose=verbose)]
