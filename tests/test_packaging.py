@@ -16,6 +16,7 @@ import pytest
 from helpers.recorded import ROOT, data, derived
 
 import tracetool
+from tracetool.version import VERSION_LINE
 
 HEAVY = ("polars", "pyarrow", "duckdb", "matplotlib", "numpy", "msgspec", "rich", "isal", "jinja2")
 
@@ -48,6 +49,29 @@ def test_the_version_does_not_load_what_reads_metadata_of_packages_or_writes_fil
     assert (
         _loaded_after("from tracetool.cli import run; run(['--version'])") & {"email", "zipfile", "tempfile"} == set()
     )
+
+
+def test_the_version_alone_loads_no_commands_and_says_the_same() -> None:
+    asked = "import sys; sys.argv[1:] = ['--version']; from tracetool.__main__ import main; main()"
+    assert _loaded_after(asked) & {"click", "json", "dataclasses"} == set()
+    said = [
+        subprocess.run([sys.executable, *how, "--version"], capture_output=True, text=True, check=True).stdout
+        for how in (["-m", "tracetool"], ["-c", "import sys; from tracetool.cli import main; main(sys.argv[1:])"])
+    ]
+    assert said == [f"{VERSION_LINE}\n"] * 2
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a file that takes nothing")
+def test_a_version_that_cannot_be_written_ends_like_any_other_answer() -> None:
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "tracetool", "--version"],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            check=False,
+        )
+    assert (done.returncode, done.stderr) == (2, "Error: [Errno 28] No space left on device\n")
 
 
 def test_a_replay_of_a_run_loads_neither_what_reads_traces_nor_metadata_of_packages() -> None:

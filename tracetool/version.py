@@ -7,6 +7,8 @@ from functools import cache
 from pathlib import Path
 
 __version__ = "0.1.0"
+VERSION_LINE = f"tracetool, version {__version__}"
+"""What ``tracetool --version`` prints."""
 
 
 @cache

@@ -35,14 +35,14 @@ from tracetool.cli.sweep import sweep
 from tracetool.cli.validate import validate
 from tracetool.errors import TraceToolError, typed_as
 from tracetool.tables import leave_pandas
-from tracetool.version import __version__
+from tracetool.version import VERSION_LINE, __version__
 
 _signal: int | None = None
 """The signal that interrupted this process."""
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
-@click.version_option(__version__, prog_name="tracetool")
+@click.version_option(__version__, message=VERSION_LINE)
 def cli() -> None:
     """Replay distributed training traces under other pipeline schedules, links and memory limits.
 

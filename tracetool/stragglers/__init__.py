@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple, cast
 
 from tracetool.model.notice import Notice, NoticeCode, unasked
 from tracetool.reconstruction.capture import Account
@@ -155,10 +156,30 @@ def find_stragglers(run: Run, step: int | None = None, progress: Progress | None
     Raises:
         TraceToolError: If no step can be reconstructed.
     """
-    account = Account()
-    steps = job_steps(run, step, account)
-    result = stragglers_of(steps, account.notes, progress)
+    steps, notes = _kept_steps(run) if step is None else _steps(run, step)
+    result = stragglers_of(steps, notes, progress)
     return replace(result, notes=(*result.notes, *_notes(result)))
+
+
+_KEPT = "job_steps"
+"""What a Run keeps the costs of its steps as, of all of them, and what is to say of them."""
+
+
+def _kept_steps(run: Run) -> tuple[Sequence[JobStep], Sequence[Notice]]:
+    """The costs of all steps, as the Run keeps them: most of the first answer's time is to work them out."""
+    kept = run.kept(_KEPT)
+    if isinstance(kept, tuple):
+        return cast("tuple[Sequence[JobStep], Sequence[Notice]]", kept)
+    made = _steps(run, None)
+    if not run.is_overlaid:
+        with suppress(OSError):  # a Run that nobody may write to answers all the same
+            run.keep(_KEPT, made)
+    return made
+
+
+def _steps(run: Run, step: int | None) -> tuple[Sequence[JobStep], Sequence[Notice]]:
+    account = Account()
+    return job_steps(run, step, account), list(account.notes)
 
 
 def stragglers_of(
