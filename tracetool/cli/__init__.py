@@ -34,7 +34,7 @@ from tracetool.cli.sql import sql
 from tracetool.cli.sweep import sweep
 from tracetool.cli.validate import validate
 from tracetool.errors import TraceToolError, typed_as
-from tracetool.tables import leave_pandas
+from tracetool.tables import RARELY, leave_pandas
 from tracetool.version import VERSION_LINE, __version__
 
 _signal: int | None = None
@@ -72,8 +72,7 @@ def main(arguments: list[str] | None = None) -> None:
     # Job schedulers end a process with SIGTERM: leaving by an exception removes what is half-written.
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, _interrupt)
-    # A command makes millions of rows and hardly a cycle: looking for cycles as often as usual takes up to a quarter.
-    gc.set_threshold(50_000, 20, 20)
+    gc.set_threshold(*RARELY)
     leave_pandas()
     atexit.register(_leave)  # ahead of what else is registered, so that it is called last
     sys.exit(run(sys.argv[1:] if arguments is None else arguments))

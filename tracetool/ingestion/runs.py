@@ -27,6 +27,7 @@ from tracetool.reconstruction.steps import step_facts
 from tracetool.schedules.names import best_fit
 from tracetool.store import as_paths
 from tracetool.store.run import Run, is_run
+from tracetool.tables import collecting_rarely
 from tracetool.tables.metrics import OF_RANK, OF_STEP
 from tracetool.tables.run import WHOLE_RANK
 
@@ -108,6 +109,7 @@ def open_run(
     return run if _ENTRY in run.manifest else derive(run)
 
 
+@collecting_rarely()
 def derive(run: Run) -> Run:
     """Write the tables of the observed step into a Run; if there is no pipeline, the manifest says why."""
     account = Account()

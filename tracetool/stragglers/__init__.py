@@ -12,6 +12,7 @@ from tracetool.stragglers.equalize import Averages, SlowPlace, Where, places, sl
 from tracetool.stragglers.many import CompiledOrders, ManyReplays
 from tracetool.stragglers.measured import job_steps
 from tracetool.stragglers.step import JobStep, StepReplay
+from tracetool.tables import collecting_rarely
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -177,6 +178,7 @@ def _kept_steps(run: Run) -> tuple[Sequence[JobStep], Sequence[Notice]]:
     return made
 
 
+@collecting_rarely()
 def _steps(run: Run, step: int | None) -> tuple[Sequence[JobStep], Sequence[Notice]]:
     account = Account()
     return job_steps(run, step, account), list(account.notes)
