@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from functools import cached_property
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
@@ -21,6 +22,8 @@ spans AS (
 """Common table expression of the queries of ``StepReading.rows``: the spans that are read."""
 
 Span = tuple[int, int]
+_NUMBER, _VALUES = itemgetter(0), itemgetter(slice(1, None))
+"""Of a row: the number of its span, and what the query was asked for."""
 
 
 class StepEvidence(NamedTuple):
@@ -103,7 +106,9 @@ class StepReading:
                 "lasts": [last for _, (_, last) in places],
             }
             by_span: dict[int, list[Any]] = defaultdict(list)
-            for number, *values in self.run.rows(sql, {**spans, **parameters}):
-                by_span[number].append(make(tuple(values)))
+            rows = self.run.rows(sql, {**spans, **parameters})
+            # Millions of rows: unpacked one by one, each would make a list on the way.
+            for number, made in zip(map(_NUMBER, rows), map(make, map(_VALUES, rows)), strict=True):
+                by_span[number].append(made)
             self._rows[sql] = by_span
         return self._rows[sql].get(self._numbers[rank, span], ())
