@@ -118,8 +118,8 @@ def test_a_trace_without_rank(capsys: pytest.CaptureFixture[str], tmp_path: Path
     for name in ("some.json", "other.json"):
         shutil.copy(data("broken", "norank", "r0.json"), tmp_path / name)
     error = _refused(capsys, "info", tmp_path)
-    assert "does not say its rank" in error
-    assert "--rank other.json=0" in error
+    assert "2 sources do not say their rank" in error
+    assert "where all of them are of one job, ingest with --rank other.json=0 --rank some.json=1" in error
 
 
 @pytest.mark.parametrize(

@@ -318,5 +318,5 @@ def test_files_of_one_rank_each_without_a_rank_are_refused_as_before(tmp_path: P
         trace = _merged([_ranks()[rank]], keep=False)
         trace["traceEvents"] = [e for e in trace["traceEvents"] if e["name"] != "record_param_comms"]
         (tmp_path / f"trace-{'ab'[rank]}.json").write_text(json.dumps(trace))
-    with pytest.raises(IngestError, match=r"trace-a\.json does not say its rank"):
+    with pytest.raises(IngestError, match=r"2 sources do not say their rank: .*trace-a\.json, .*trace-b\.json\."):
         ingest([tmp_path], tmp_path / "x.run")

@@ -123,9 +123,11 @@ def test_golden_numbers_of_nccl_without_a_device(name: str, filled: int, tmp_pat
 
 
 def test_a_file_of_several_ranks_asks_which_is_which(tmp_path: Path) -> None:
-    with pytest.raises(IngestError, match=r"two-ranks-2026\.2\.sqlite:148 does not say its rank") as error:
+    asked = r"2 sources do not say their rank: .*two-ranks-2026\.2\.sqlite:148, "
+    with pytest.raises(IngestError, match=asked) as error:
         ingest([sample(TWO_RANKS)], tmp_path / "x.run")
     assert "two-ranks-2026.2.sqlite:148=0" in (error.value.hint or "")
+    assert "two-ranks-2026.2.sqlite:149=1" in (error.value.hint or "")
 
 
 def test_ids_with_the_highest_bit_are_negative_in_sqlite() -> None:

@@ -80,7 +80,9 @@ def _places(dc: str, crossing: CrossingInfo) -> str:
 
 def discovery_lines(facts: DiscoveryInfo) -> list[str]:
     """The same for people; every file that is left is named."""
-    lines = [f"{format_count(len(facts['sources']), 'source')} would be read"]
+    many = format_count(len(facts["sources"]), "source")
+    conflicts = format_count(len(facts["conflicts"]), "conflict")
+    lines = [f"none of {many} would be read: {conflicts}" if facts["conflicts"] else f"{many} would be read"]
     for source in facts["sources"]:
         who = "no rank" if source["rank"] is None else f"rank {source['rank']}"
         origin = "" if source["rank_from"] == "the trace" else f" (from {source['rank_from']})"

@@ -140,7 +140,9 @@ def discover(
     nameless = [item for item in result.sources if item.source.ranked and item.rank is None]
     claimed = {item.rank for item in result.sources}
     free = (rank for rank in count() if rank not in claimed)
-    result.conflicts += [_no_rank(item, 0 if item.source.complements else next(free)) for item in nameless]
+    result.conflicts += [_no_rank([(item, 0)]) for item in nameless if item.source.complements]
+    if own := [(item, next(free)) for item in nameless if not item.source.complements]:
+        result.conflicts.append(_no_rank(own))
     result.conflicts += job_conflicts(result.sources)
     if result.conflicts and not keep_conflicts:
         raise result.conflicts[0]
@@ -294,14 +296,26 @@ def _ranked(item: DiscoveredSource, ranks: Mapping[str, int], unused: set[str], 
     return item  # it may hold several
 
 
-def _no_rank(item: DiscoveredSource, at: int) -> MissingRank:
-    hint = "name the file rank0.json, rank1.json ..., " if not item.source.complements else "name it like its trace, "
-    why = "" if item.source.complements else "torch.distributed was not initialised when it was recorded; "
-    name = item.source.path.name
-    if item.source.member:
-        why, hint, name = "", "record each rank to a file of its own, ", f"{name}:{item.source.member}"
-    how = f"{why}{hint}or ingest with {Option.RANKS(f'{name}={at}')}"
-    return MissingRank(f"{item.label} does not say its rank.", hint=how)
+def _no_rank(nameless: Sequence[tuple[DiscoveredSource, int]]) -> MissingRank:
+    """Sources that do not say their rank, each with the one to ask for."""
+    labels = [item.label for item, _ in nameless]
+    source = nameless[0][0].source
+    hint = "name the file rank0.json, rank1.json ..., " if not source.complements else "name it like its trace, "
+    why = "" if source.complements else "torch.distributed was not initialised when it was recorded; "
+    if any(item.source.member for item, _ in nameless):
+        why, hint = "", "record each rank to a file of its own, "
+    asked = " ".join(
+        Option.RANKS(f"{item.source.path.name}{':' * bool(item.source.member)}{item.source.member}={at}")
+        for item, at in nameless[:_RANKS_ASKED]
+    )
+    if len(nameless) == 1:
+        return MissingRank(f"{labels[0]} does not say its rank.", hint=f"{why}{hint}or ingest with {asked}")
+    more = " ..." if len(nameless) > _RANKS_ASKED else ""
+    others = f" and {len(labels) - _LABELS_NAMED} more" if len(labels) > _LABELS_NAMED else ""
+    return MissingRank(
+        f"{len(labels)} sources do not say their rank: {', '.join(labels[:_LABELS_NAMED])}{others}.",
+        hint=f"{why}{hint}or, where all of them are of one job, ingest with {asked}{more}",
+    )
 
 
 def _awaits_rank(item: DiscoveredSource) -> bool:
@@ -323,6 +337,8 @@ def _beside(item: DiscoveredSource, sources: Sequence[DiscoveredSource]) -> Disc
 
 
 _FOLDERS_NAMED = 4
+_LABELS_NAMED = 3
+_RANKS_ASKED = 16
 
 
 def _one_of(labels: Sequence[str]) -> str:
