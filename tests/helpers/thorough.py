@@ -16,7 +16,7 @@ T = TypeVar("T")
 
 ASKED = "TRACETOOL_TESTS_THOROUGH"
 """Set in the environment, with ``--thorough``, before tests are imported."""
-FIRST_EXAMPLES = 25
+FIRST_EXAMPLES = 10
 """How many examples the default run draws of a property."""
 
 

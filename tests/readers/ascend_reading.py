@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -49,3 +50,9 @@ def read_only(reader: Reader, folder: Path) -> Read:
     """Read a folder that holds one source."""
     (source,) = find(reader, folder).sources
     return read_source(reader, source)
+
+
+@cache
+def read_capture(reader: Reader, folder: Path) -> Read:
+    """The same of a public capture, which no test changes: once per worker."""
+    return read_only(reader, folder)

@@ -228,11 +228,12 @@ def test_compressed_archives_in_archives_are_left(tmp_path: Path) -> None:
     assert [left.reason for left in found.left] == ["no trace"]
 
 
-# Twice the size without an archive around it costs more than both others, and is held as the zeros of the archive are.
+# Zeros go past the end of events where spaces do not: only theirs find what is kept of bytes that are no event, alone
+# and behind an archive's header.
 @spread(
     ("kind", "size_mb", "limit_mb"),
     [("zeros", 100, 300), ("spaces", 50, 120), ("zeros in tar", 50, 120)],
-    [("spaces", 50, 120), ("zeros in tar", 50, 120)],
+    [("spaces", 50, 120)],
 )
 def test_bombs_stay_small(kind: str, size_mb: int, limit_mb: int, tmp_path: Path) -> None:
     """A thousand times what is stored; reading takes 80 MB by itself, and the limit leaves no room to keep it."""

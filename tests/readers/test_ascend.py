@@ -10,6 +10,7 @@ import subprocess
 import sys
 from dataclasses import dataclass
 from decimal import Decimal
+from functools import cache
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -71,6 +72,12 @@ def level2(rank: int) -> Path:
     return data(LEVEL2) / f"rank_{rank}_ascend_pt"
 
 
+@cache
+def read_level2(rank: int) -> Read:
+    """A rank of the public capture, which no test changes: once per worker."""
+    return read(level2(rank))
+
+
 def kernel_records(folder: Path) -> list[dict[str, str]]:
     with (folder / OUTPUT / "kernel_details.csv").open(newline="", encoding="utf-8") as stream:
         return list(csv.DictReader(stream))
@@ -112,7 +119,7 @@ DIRECTIONS = {
 @pytest.mark.parametrize("rank", range(4))
 def test_real_messages(rank: int) -> None:
     peer, expected = DIRECTIONS[rank]
-    messages = read(level2(rank)).messages()
+    messages = read_level2(rank).messages()
     batches = [list(rows) for _, rows in groupby(messages, key=lambda row: row["batch"])]
     assert [[row["operation"] for row in rows] for rows in batches] == expected
     assert {row["peer"] for row in messages} == {peer}
@@ -123,7 +130,7 @@ def test_real_messages(rank: int) -> None:
 
 
 # Ranks of one capture: another one has other messages in the same files.
-@spread("rank", range(4), 2)
+@spread("rank", range(4), [1])
 def test_real_messages_without_the_matrix_are_inferred_the_same(rank: int, tmp_path: Path) -> None:
     folder = Path(shutil.copytree(level2(rank), tmp_path / "rank"))
     with_matrix = read(folder)
@@ -148,14 +155,14 @@ def test_real_messages_without_the_matrix_are_inferred_the_same(rank: int, tmp_p
     ],
 )
 def test_real_starts_are_exact(rank: int, starts: list[int]) -> None:
-    messages = read(level2(rank)).messages()
+    messages = read_level2(rank).messages()
     assert list(dict.fromkeys(row["start_ns"] for row in messages)) == starts
     assert all(row["posted_ns"] == row["start_ns"] for row in messages)
 
 
 @pytest.mark.parametrize(("rank", "records"), [(0, 2463), (2, 2587)])
 def test_real_kernels_agree_with_an_independent_count(rank: int, records: int) -> None:
-    found = read(level2(rank))
+    found = read_level2(rank)
     listed = kernel_records(level2(rank))
     kernels = [r for r in listed if r["Accelerator Core"] != "COMMUNICATION"]
     assert len(listed) == records
@@ -175,7 +182,7 @@ def test_real_kernels_agree_with_an_independent_count(rank: int, records: int) -
     ("rank", "computing_ns"), [(0, 231_290_100), (1, 230_903_720), (2, 400_448_260), (3, 401_131_700)]
 )
 def test_real_steps(rank: int, computing_ns: int) -> None:
-    found = read(level2(rank))
+    found = read_level2(rank)
     (step,) = found.tables["steps"]
     assert (step["step"], step["vendor_bubble_ns"], step["vendor_computing_ns"]) == (13, 0, computing_ns)
     if rank in (0, 2):
@@ -186,7 +193,7 @@ def test_real_steps(rank: int, computing_ns: int) -> None:
 
 @pytest.mark.parametrize("rank", [1, 3])
 def test_real_ranks_without_kernels_say_so(rank: int) -> None:
-    found = read(level2(rank))
+    found = read_level2(rank)
     assert "events" not in found.tables
     assert "no kernel_details.csv: compute of this rank is unknown" in texts(found.report.notes)
     assert "no memory_record.csv: memory of this rank is unknown" in texts(found.report.notes)
@@ -194,7 +201,7 @@ def test_real_ranks_without_kernels_say_so(rank: int) -> None:
 
 
 def test_real_memory() -> None:
-    rows = read(level2(0)).tables["memory"]
+    rows = read_level2(0).tables["memory"]
     reserved = {c: [r["reserved_bytes"] for r in rows if r["component"] == c] for c in ("PTA", "PTA+GE", "APP")}
     assert max(reserved["PTA"]) == 10_372 * 2**20
     assert max(reserved["APP"]) == Decimal("11925.015625") * 2**20

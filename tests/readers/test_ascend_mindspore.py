@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 from helpers.recorded import data
-from readers.ascend_reading import find, read_only
+from helpers.thorough import spread
+from readers.ascend_reading import find, read_capture, read_only
 
 from tracetool.ingestion import discover
 from tracetool.readers.ascend import READER
@@ -39,11 +40,12 @@ def as_mindspore(real: Path, folder: Path) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("rank", range(4))
+# Rank 2 has the same files as rank 0, ranks 1 and 3 have fewer: that none is asked for in vain they alone find.
+@spread("rank", range(4), 1)
 def test_tree_of_mindspore_reads_like_torch_npus(rank: int, tmp_path: Path) -> None:
     real = data(LEVEL2) / f"rank_{rank}_ascend_pt"
     folder = as_mindspore(real, tmp_path / f"node1_{rank}_20251127001122333_ascend_ms")
-    expected, found = read_only(READER, real), read_only(READER, folder)
+    expected, found = read_capture(READER, real), read_only(READER, folder)
     assert found.tables == expected.tables
     assert found.report.dropped.total() == 0
     assert (found.identity.rank, found.identity.world_size) == (rank, 4)

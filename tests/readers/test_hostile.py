@@ -203,7 +203,7 @@ def test_values_around_the_events_are_limited() -> None:
 @spread(
     "filling",
     [b" ", b",", b"\n", b"{", b"[", b"}", b'"', b'{"', b"\\", b"\0", b'{"a":', b']{"ph":'],
-    [b" ", b"{", b'"', b'{"a":'],
+    [b"{", b'"'],
 )
 def test_no_filling_stops_reading(filling: bytes, scanner: str, tmp_path: Path) -> None:
     """Whatever stands between two events, the second one is found unless the first text opens a string."""
@@ -244,7 +244,7 @@ def _big(kind: str, path: Path) -> None:
     ("kind", "limit_mb"),
     # Remarks as Python's objects would take 64 bytes for three of text.
     [("one string", 400), ("spaces", 400), ("kernels", 400), ("remarks", 140), ("long names", 400), ("tails", 400)],
-    [("kernels", 400), ("long names", 400)],
+    [("long names", 400)],
 )
 def test_big_files_take_little_memory(kind: str, limit_mb: int, tmp_path: Path) -> None:
     _big(kind, tmp_path / "rank0.json")

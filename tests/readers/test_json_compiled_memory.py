@@ -45,7 +45,7 @@ def test_sanitizers_find_nothing_in_random_text(tmp_path: Path) -> None:
 
     Each case is another text: what only one in hundreds of them does is reached by all 400 of a thorough run.
     """
-    cases = "400" if is_asked() else "60"
+    cases = "400" if is_asked() else "20"
     preload = f"{_library('libasan.so')} {_library('libubsan.so')}"
     modules = {tmp_path / "as_built.so": [], tmp_path / "without_sse2.so": ["-U__SSE2__"]}
     include = f"-I{sysconfig.get_path('include')}"
