@@ -14,6 +14,8 @@ from tracetool.cli import run
 if TYPE_CHECKING:
     from pathlib import Path
 
+pytestmark = pytest.mark.usefixtures("asked_once")
+
 MODEL = """
 model = {name = "small", layers = 8, hidden = 2048, heads = 16, vocabulary = 32000, fused_attention = true}
 training = {sequence = 2048, microbatches = 4, tensor = 2, pipeline = 2, data = 2}

@@ -20,6 +20,8 @@ from tracetool.explore.plan import JobPlan
 if TYPE_CHECKING:
     from pathlib import Path
 
+pytestmark = pytest.mark.usefixtures("asked_once")
+
 MODEL = """
 [model]
 name = "small"

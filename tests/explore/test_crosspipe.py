@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+import pytest
 from helpers.crosspipe import B_NS, CASES, CELLS, DELAYS, F_NS, FREED_EARLY, HELD, I_NS, W_NS, Delay, P
 from helpers.synthetic import found
 from helpers.thorough import spread
@@ -78,8 +79,8 @@ EVERY_CELL = [
 
 
 # A cell is a point of its own between bandwidth, latency and microbatches: which of them a worse search loses is known
-# from all cells. These are one of each case: without delays, over long latency, over long latency and little bandwidth.
-@spread(("case", "dcs", "delay"), EVERY_CELL, [(1, 2, (0, 0)), (2, 2, (2, 0.25)), (3, 4, (2, 2))])
+# from all cells. This is the one with the fewest microbatches in which links, memory and depth all count.
+@spread(("case", "dcs", "delay"), EVERY_CELL, [(1, 4, (2, 0.25))])
 def test_the_joint_search_is_as_good_as_their_best_system(case: int, dcs: int, delay: Delay) -> None:
     """By what is tried where nothing is said, 24 of 30 cells; by up to 18 % where bandwidth is short: ours is ideal.
 
@@ -91,6 +92,8 @@ def test_the_joint_search_is_as_good_as_their_best_system(case: int, dcs: int, d
     assert best_s(case, dcs, delay) <= theirs * (1 + LOSES.get((case, dcs, delay), 0.0))
 
 
+# A cell in which the search cannot be as good as theirs: its floor by hand, and how near the search comes to it.
+@pytest.mark.thorough
 def test_one_cell_is_faster_than_its_fitted_costs_allow() -> None:
     """The last rank of a V begins after p - 1 halves of a forward, and then computes all of m microbatches."""
     m = CASES[3].microbatches

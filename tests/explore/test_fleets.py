@@ -16,6 +16,8 @@ from tracetool.network.file import FleetPrice, read_network
 if TYPE_CHECKING:
     from pathlib import Path
 
+pytestmark = pytest.mark.usefixtures("asked_once")
+
 MODEL = """
 model = {name = "small", layers = 8, hidden = 4096, heads = 16, ffn = 8192, vocabulary = 32000, gated = true}
 training = {sequence = 2048, microbatches = 8, tensor = 2, pipeline = 2, data = 2}
@@ -38,7 +40,7 @@ latency = "1ms"
 price = "0.001 USD/GB"
 """
 DEARER = FLEET.replace("two regions", "one region").replace("36USD", "720USD").replace("10GB/s", "200GB/s")
-FEW = ["--try", "schedule=1f1b,zb-h1", "--leave", "microbatch,recompute,sharing,beside"]
+FEW = ["--try", "schedule=1f1b,zb-h1", "--leave", "microbatch,recompute,sharing,beside,cp,chunks"]
 
 
 @pytest.fixture

@@ -38,6 +38,8 @@ if TYPE_CHECKING:
 
     from tracetool.explore.recorded_search import RecordedPlan
 
+pytestmark = pytest.mark.usefixtures("asked_once")
+
 GB, MS = 10**9, 10**6
 HB = Tier("hb", 2, 450 * GB)
 
@@ -296,7 +298,8 @@ def test_where_nothing_is_shorter_that_is_said(tmp_path: Path, capsys: pytest.Ca
     assert "faster" not in shown
 
 
-@pytest.mark.parametrize("fixed", [[], ["p2p=grouped"]])
+# With all ways to issue transfers the same is tried on four times as many plans.
+@spread("fixed", [[], ["p2p=grouped"]], [["p2p=grouped"]])
 def test_more_stages_per_rank_to_choose_from_are_never_worse(fixed: list[str]) -> None:
     """One stage per rank is what the recording has: with it are all schedules of one, whatever else may be tried."""
     found, choice = rebuilt("rt1f1b_m8"), CASES["rt1f1b_m8"][0]
@@ -338,7 +341,7 @@ def test_choices_alone_start_from_what_is_fixed() -> None:
     ],
     [
         ("tp2pp2_1f1b_m8", ["--fix", "placement=tp,pp"], "explore"),
-        ("rt1f1b_m8", ["--fix", "sharing=spatial", "--try", "chunks=2"], "replay"),
+        ("rt1f1b_m8", ["--fix", "schedule=gpipe", "--leave", "p2p"], "replay"),
     ],
 )
 def test_the_next_command_gives_the_step_of_the_plan_named(

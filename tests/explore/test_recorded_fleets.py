@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 
     from tracetool.model.pipeline import ActionCost
 
+pytestmark = pytest.mark.usefixtures("asked_once")
+
 GB, MS = 10**9, 10**6
 
 
@@ -148,9 +150,10 @@ def test_of_pipelines_that_differ_the_slowest_counts() -> None:
         first, choice, read_axes(["placement=tp,pp"], ["schedule=1f1b,zb-h1"]), frozenset({"p2p"}), unlike=unlike
     )
     done = explore_recording(asked)
+    firsts = record_job(recorded, found).firsts
     for plan in done.plans:
         steps = []
-        for one in record_job(recorded, found).firsts:
+        for one in firsts:
             scenario = Scenario(seated(choice, one), link_sharing=plan.way.sharing)
             result = answer(one, [plan.point.schedule], scenario, extra_forwards=plan.point.extra_forwards).results[0]
             steps.append(result.step_ns)

@@ -9,6 +9,7 @@ from html import unescape
 from typing import TYPE_CHECKING, Any
 
 import jsonschema
+import pytest
 from helpers.recorded import ROOT, h100, rebuilt
 from helpers.two_places import fleet_text
 
@@ -25,7 +26,7 @@ from tracetool.reports.exploration.picture import overview_figure
 if TYPE_CHECKING:
     from pathlib import Path
 
-    import pytest
+pytestmark = pytest.mark.usefixtures("asked_once")
 
 TIERS = (Tier("hb", 2, 450 * 10**9), Tier("wan", 4, 10**9, 5_000_000, shared_by="pair"))
 FLEET = NetworkChoice(Network("two places", TIERS), "tp,pp")

@@ -6,12 +6,14 @@ import inspect
 import pickle
 from contextlib import contextmanager
 from copy import copy
+from dataclasses import fields
 from functools import cache, wraps
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from tracetool.explore.recorded_space import RecordedSpace
 from tracetool.reconstruction import Reconstruction
 from tracetool.store.run import Run
 
@@ -25,6 +27,8 @@ _WORKING_OUT = (
     ("tracetool.advice", "sweep"),
     ("tracetool.advice.cotune", "co_tune"),
     ("tracetool.explanation", "explain"),
+    ("tracetool.explore.answer", "explore"),
+    ("tracetool.explore.recorded", "explore_recording"),
     ("tracetool.sweeps", "sweep"),
     ("tracetool.whatif.answer", "answer"),
     ("tracetool.stragglers", "find_stragglers"),
@@ -61,7 +65,10 @@ def _remembering(function: Callable[..., Any], apart: str) -> Callable[..., Any]
     @wraps(function)
     def remembered(*values: Any, **named: Any) -> Any:
         asked = signature.bind(*values, **named).arguments
-        key = tuple((name, _key(value)) for name, value in asked.items() if name != "progress")
+        work = asked.get("work")
+        if work is not None and (work.state is not None or work.ends is not None):
+            return function(*values, **named)
+        key = tuple((name, _key(value)) for name, value in asked.items() if name not in ("progress", "work"))
         if key not in known:
             # What is known by its identity must live as long.
             known[key] = asked, function(*values, **named)
@@ -72,6 +79,8 @@ def _remembering(function: Callable[..., Any], apart: str) -> Callable[..., Any]
 
 
 def _key(value: object) -> object:
+    if isinstance(value, RecordedSpace):
+        return tuple(_key(getattr(value, each.name)) for each in fields(value))
     if isinstance(value, Run):
         return value.name, value.path.resolve(), value.path.stat().st_mtime_ns
     if isinstance(value, Reconstruction):

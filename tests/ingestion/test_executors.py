@@ -97,6 +97,9 @@ def test_an_executor_that_is_not_there_is_named(
     assert list(tmp_path.iterdir()) == []
 
 
+# A cluster of its own is 9 s of CPU. It reads sources by the same function as worker processes do; that what it takes
+# and gives can be sent it alone tells. By default it is tried that an address nobody answers is named.
+@pytest.mark.thorough
 @pytest.mark.filterwarnings("default")  # what Dask warns of is not ours to mend
 def test_a_dask_cluster_writes_the_same_run(tmp_path: Path) -> None:
     distributed = pytest.importorskip("distributed")

@@ -40,9 +40,7 @@ def read_level2(rank: int) -> Read:
 @spread("rank", [0, 2], 1)
 def test_real_changes_of_memory_join_allocations(rank: int) -> None:
     """operator_memory.csv against the levels of memory_record.csv: a change it explains is the step between them."""
-    rows = sorted(
-        (r for r in read_level2(rank).tables["memory"] if r["component"] == "PTA"), key=itemgetter("time_ns")
-    )
+    rows = sorted((r for r in read_level2(rank).tables["memory"] if r["component"] == "PTA"), key=itemgetter("time_ns"))
     folder = level2(rank) / OUTPUT
     with (folder / "operator_memory.csv").open() as file:
         listed = list(csv.DictReader(file))

@@ -6,7 +6,6 @@ import csv
 import shutil
 from typing import TYPE_CHECKING
 
-import pytest
 from helpers.recorded import data
 from helpers.thorough import spread
 from readers.ascend_reading import find, read_capture, read_only

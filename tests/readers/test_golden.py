@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
-import pytest
 from helpers.independent import Facts, facts, texts
 from helpers.recorded import SAMPLES, data
 from helpers.same_tables import assert_same_tables
@@ -21,6 +20,8 @@ from tracetool.readers import READERS, SourceReport
 from tracetool.readers.chrome.compiled import available
 
 if TYPE_CHECKING:
+    import pytest
+
     from tracetool.ingestion.discover import DiscoveredSource
 
 TABLE = Path(__file__).with_name("golden.tsv")
