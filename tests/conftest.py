@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from helpers.asked_once import answers_kept
+from helpers.browser import chromium
 from helpers.recorded import OWN_CACHE, derive_once, fetched_once, reconstruct_once, write_once
 from helpers.shared import FOLDER
 from helpers.thorough import ASKED, FIRST_EXAMPLES, drawn, is_asked
@@ -17,6 +18,8 @@ from hypothesis import settings
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+    from helpers.browser import Browser
 
 # Where nothing compiled is kept, each of some hundred processes compiles the product anew, and each worker the tests.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
@@ -94,6 +97,13 @@ def _read_and_reconstruct_once(_own_cache: None) -> Iterator[None]:
         lens = import_module("tracetool.store.query").Lens
         patch.setattr(lens, "_fetched", fetched_once(lens._fetched))
         yield
+
+
+@pytest.fixture(scope="session")
+def browser_() -> Iterator[Browser]:
+    """To start one takes as long as to show some ten pages."""
+    with chromium() as opened:
+        yield opened
 
 
 @pytest.fixture(scope="module")

@@ -13,7 +13,7 @@ from pathlib import Path
 from zipfile import ZipFile
 
 import pytest
-from helpers.recorded import ROOT, data, derived
+from helpers.recorded import ROOT, SAMPLES, derived
 
 import tracetool
 from tracetool.version import VERSION_LINE
@@ -76,7 +76,7 @@ def test_a_version_that_cannot_be_written_ends_like_any_other_answer() -> None:
 
 def test_a_replay_of_a_run_loads_neither_what_reads_traces_nor_metadata_of_packages() -> None:
     """Loading them took as long as the replay itself."""
-    run = derived(data("h100-pp4", "traces", "1f1b_m8")).path
+    run = derived(SAMPLES / "h100-1f1b").path
     loaded = _loaded_after(
         f"from tracetool.cli import run; assert run(['replay', {str(run)!r}, '--schedule', 'gpipe']) == 0"
     )

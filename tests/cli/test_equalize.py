@@ -62,6 +62,9 @@ def test_one_step_is_looked_at_alone(capsys: pytest.CaptureFixture[str]) -> None
     assert any("of this step alone" in note for note in report["notes"])
 
 
+# A recording of several steps is equalized over all of them, and then the one named: that the suggestion runs is tried
+# with the sample among all commands (test_next), what averages of one step are beside those of all in tests/stragglers.
+@pytest.mark.thorough
 def test_a_step_of_several_is_suggested_with_what_changes(capsys: pytest.CaptureFixture[str]) -> None:
     """Averages of one step are others than those over all: both reports say over what they are."""
     several = str(data("h100-pp4", "traces", "1f1b_m8"))

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import click
 import pytest
 from helpers.recorded import ROOT, SAMPLES, data
+from helpers.thorough import spread
 
 from tracetool.cli import cli, run
 from tracetool.reports.lines import wrapped
@@ -49,7 +50,8 @@ def test_copying_is_kept_in_the_next_command(capsys: pytest.CaptureFixture[str],
     assert "copied from" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize(("name", "recorded"), [("1f1b_m8", (0, 1, 3)), ("tp2pp2_1f1b_m8", (0, 1))])
+# Of two pipelines both lack the stage: where one would do for the other, the case below has it.
+@spread(("name", "recorded"), [("1f1b_m8", (0, 1, 3)), ("tp2pp2_1f1b_m8", (0, 1))], 1)
 def test_copying_is_not_offered_where_no_rank_of_the_stage_was_recorded(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, name: str, recorded: tuple[int, ...]
 ) -> None:
@@ -65,6 +67,8 @@ def test_copying_is_not_offered_where_no_rank_of_the_stage_was_recorded(
     assert "--copy-missing-ranks" not in capsys.readouterr().err
 
 
+# The pipeline that lacks a rank is the second here, and the first in the case above: the hint alone differs.
+@pytest.mark.thorough
 def test_ranks_of_another_pipeline_than_the_first_can_be_copied_too(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:

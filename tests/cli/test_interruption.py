@@ -147,7 +147,8 @@ def test_workers_end_with_a_parent_that_is_killed(traces: Path, tmp_path: Path) 
     assert not (tmp_path / "x.run").exists()
 
 
-@pytest.mark.parametrize("jobs", [1, 2])
+# Of one process the error comes from where the files are, of two from a worker.
+@spread("jobs", [1, 2], [2])
 def test_a_full_disk_leaves_nothing(jobs: int, tmp_path: Path) -> None:
     """A limit of the size of files stands for the disk: writing fails in the same way."""
     traces, output = tmp_path / "traces", tmp_path / "out" / "x.run"

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import click
 import pytest
 from helpers.recorded import ROOT, SAMPLES, data
+from helpers.thorough import spread
 
 from tracetool.cli import run
 from tracetool.cli.output import ProgressBar
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 SAMPLE = str(SAMPLES / "h100-1f1b")
+SMALL = str(ROOT / "tests" / "data" / "zbv")
 NETWORKS = ROOT / "schemas" / "networks"
 H200 = ROOT / "tests" / "data" / "h200-overlap"
 LAYERS = [str(H200 / "traces" / "nvlink" / f"8192_4096_2752_{side}_coll") for side in ("ag", "rs")]
@@ -69,7 +71,8 @@ def _check(of: str, shown: list[tuple[str, int, int]], err: str) -> None:
     assert "0:0" in text or "-:--:--" in text
 
 
-@pytest.mark.parametrize(
+# Each command counts something else: one whose bar does not end is found by its own case.
+@spread(
     ("words", "of"),
     [
         (["replay", SAMPLE, *LINKED], "schedules"),
@@ -83,6 +86,13 @@ def _check(of: str, shown: list[tuple[str, int, int]], err: str) -> None:
         (["explain", SAMPLE, *LINKED[2:]], "replays"),
         (["overlap", *LAYERS], "layers"),
         (["overlap", *LAYERS, "--measured", str(H200 / "measured.json")], "rows"),
+        (["ingest", SMALL, "-o", "x.run"], "bytes"),
+    ],
+    [
+        (["replay", SAMPLE, *LINKED], "schedules"),
+        (["sweep", SAMPLE, *SWEPT, "--no-knees"], "points"),
+        (["explain", SAMPLE, *LINKED[2:]], "replays"),
+        (["ingest", SMALL, "-o", "x.run"], "bytes"),
     ],
     ids=lambda value: " ".join(word for word in value[:3] if "/" not in word) if isinstance(value, list) else value,
 )

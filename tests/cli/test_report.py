@@ -11,6 +11,7 @@ import jsonschema
 import pytest
 from helpers import synthetic
 from helpers.recorded import ROOT, SAMPLES
+from helpers.thorough import spread
 
 from tracetool.cli import run
 from tracetool.cli.report import default_name
@@ -100,7 +101,8 @@ def test_several_stages_per_rank_are_compared_with_their_like() -> None:
     assert not {"1f1b", "zb-v", "dualpipe"} & set(names)
 
 
-@pytest.mark.parametrize("limit", [[], ["--hbm", "14GiB"]])
+# Without a limit there is less to name: no column of what fits.
+@spread("limit", [[], ["--hbm", "14GiB"]], [["--hbm", "14GiB"]])
 def test_the_page_names_what_advise_names_and_what_more_buys(
     limit: list[str], capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:

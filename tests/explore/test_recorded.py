@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import jsonschema
 import pytest
 from helpers.recorded import ROOT, data, h100, looked_at, rebuilt, small
-from helpers.thorough import spread
+from helpers.thorough import some, spread
 from helpers.two_places import fleet_text
 
 from tracetool.advice.cotune import co_tune
@@ -77,7 +77,8 @@ def test_each_plan_takes_what_its_replay_takes(name: str) -> None:
     space = RecordedSpace(rebuilt(name), choice, given, frozenset(left), 80 * GB)  # type: ignore[arg-type]
     done = explore_recording(space)
     ways = {plan.way for plan in done.plans}
-    for plan in done.plans:
+    # What differs from replay in one way alone is among all of them.
+    for plan in some(done.plans, 12):
         assert plan.step_ns == replayed_ns(space, plan), plan
     if name == "tp2pp2_1f1b_m8":
         assert {way.placement for way in ways} == {"tp,pp", "pp,tp"}
@@ -90,7 +91,7 @@ def test_each_plan_takes_what_its_replay_takes(name: str) -> None:
 
 # The same steps were measured: from another recording they are predicted by other costs, and p2p left has fewer plans.
 @spread("recorded", ["rt1f1b_m8", "1f1b_m8"], 1)
-@spread("left", [frozenset(), frozenset({"p2p"})], 1)
+@spread("left", [frozenset({"p2p"}), frozenset()], 1)
 def test_over_measured_links_the_plan_named_is_the_best_that_was_measured(recorded: str, left: frozenset[str]) -> None:
     """Within 1 % of the fastest row over each link, of the recording's own and of any transfers.
 
@@ -335,12 +336,13 @@ def test_choices_alone_start_from_what_is_fixed() -> None:
         ("tp2pp2_1f1b_m8", ["--fix", "compression=50%"], "explore"),
         ("tp2pp2_1f1b_m8", ["--fix", "routing=70%"], "explore"),
         ("tp2pp2_1f1b_m8", ["--fix", "placement=tp,pp"], "explore"),
+        ("tp2pp2_1f1b_m8", ["--fix", "placement=tp,pp", "--leave", "p2p"], "explore"),
         ("tp2pp2_1f1b_m8", ["--fix", "sharing=spatial"], "replay"),
         ("rt1f1b_m8", ["--fix", "sharing=spatial", "--try", "chunks=2"], "replay"),
         ("rt1f1b_m8", ["--fix", "schedule=gpipe", "--leave", "p2p"], "replay"),
     ],
     [
-        ("tp2pp2_1f1b_m8", ["--fix", "placement=tp,pp"], "explore"),
+        ("tp2pp2_1f1b_m8", ["--fix", "placement=tp,pp", "--leave", "p2p"], "explore"),
         ("rt1f1b_m8", ["--fix", "schedule=gpipe", "--leave", "p2p"], "replay"),
     ],
 )

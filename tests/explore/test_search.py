@@ -71,7 +71,7 @@ def drawn_space(seed: int) -> Space:
 
 
 # A bound that is too high prunes the best plan of few jobs: each seed is another job.
-@spread("seed", range(20), 5)
+@spread("seed", range(20))
 def test_the_best_plan_is_that_of_judging_everything(seed: int) -> None:
     """Bounds hold for every plan, and none that was pruned beats the best one."""
     space = drawn_space(seed)
@@ -99,7 +99,8 @@ def test_the_best_plan_is_that_of_judging_everything(seed: int) -> None:
     assert pruned + found.pruned["memory"] + found.replayed + sum(found.refused.values()) == len(plans)
 
 
-@pytest.mark.parametrize("seed", range(2))
+# Seeds are other jobs on other fleets.
+@spread("seed", range(2), 1)
 def test_more_of_a_resource_is_never_worse(seed: int) -> None:
     space = drawn_space(seed)
     network, device = space.workload.choice, space.workload.device
@@ -177,7 +178,8 @@ def test_axes_are_read_as_they_are_written() -> None:
     assert found == {"tp": (8,), "beside": (True,), "schedule": ("1f1b", "zb-h1"), "placement": ("tp,pp", "tp,dp")}
 
 
-@pytest.mark.parametrize("seed", [1, 3])
+# Seeds are other jobs on other fleets.
+@spread("seed", [1, 3], 1)
 def test_budgets_of_bytes_over_the_link_give_the_fastest_plan_within_them(seed: int) -> None:
     """Of all plans judged one by one, each with the bytes that it moves."""
     space = drawn_space(seed)

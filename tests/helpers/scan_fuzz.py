@@ -1,6 +1,6 @@
-"""Try built ``_scan`` modules on random text: ``python -m helpers.scan_fuzz SEED CASES MODULE...``.
+"""Try built ``_scan`` modules on random text: ``python -m helpers.scan_fuzz SEED CASES EVERY MODULE...``.
 
-To be run in ``tests``; CASES may be ``60s``.
+To be run in ``tests``; CASES may be ``60s``. A long text is cut off at each EVERYth of its bytes.
 
 A script of its own, so that modules built with sanitizers can run under the preloaded library they need; for several
 modules at once, because Python is slow to start there.
@@ -75,13 +75,13 @@ def _expected(text: bytes, start: int, fields: tuple[tuple[str, Kind, bool], ...
     return find(text, start, len(text), fields, WANTED)
 
 
-def main(seed: int, cases: str, path: str) -> None:
+def main(seed: int, cases: str, every: int, path: str) -> None:
     """Run the cases on one module, and say how many those were."""
     scanners = load(path)
     rng = random.Random(seed)  # noqa: S311 - cases of a test, repeatable
     for fields, scanner in scanners[:2]:
         check(scanner, fields, crowd(2000))
-        for cut in range(len(_LONG)):
+        for cut in range(0, len(_LONG), every):
             check(scanner, fields, _LONG[:cut])
     until = time.monotonic() + float(cases[:-1]) if cases.endswith("s") else None
     count = taken = declined = 0
@@ -96,6 +96,6 @@ def main(seed: int, cases: str, path: str) -> None:
 
 
 if __name__ == "__main__":
-    for module in sys.argv[3:]:
+    for module in sys.argv[4:]:
         sys.stderr.write(f"{module}\n")
-        main(int(sys.argv[1]), sys.argv[2], module)
+        main(int(sys.argv[1]), sys.argv[2], int(sys.argv[3]), module)

@@ -66,7 +66,8 @@ def _read(source: Source, keep: frozenset[str] = frozenset()) -> tuple[dict[str,
 
 
 @pytest.mark.parametrize("scanner", ["plain", "compiled"])
-@pytest.mark.parametrize("name", GOLDEN, ids=lambda name: "/".join(Path(name).parts[-3:]))
+# Most are timelines of one capture, iteration by iteration.
+@spread("name", GOLDEN, 10, ids=lambda name: "/".join(Path(name).parts[-3:]))
 def test_nothing_is_lost_or_invented(name: str, scanner: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     if scanner == "compiled" and not available():
         pytest.skip("the compiled scanner was not built here")
@@ -132,7 +133,8 @@ def test_both_scanners_give_the_same_simulated_operations(monkeypatch: pytest.Mo
     assert len(found[0][0]) == sum(e["ph"] == "X" for e in events)
 
 
-@pytest.mark.parametrize("form", ["plain", "gzip"])
+# Compressed copies give the same without what is kept on request, too (below).
+@spread("form", ["plain", "gzip"], 1)
 def test_arguments_and_call_stacks_are_kept_on_request(tmp_path: Path, form: str) -> None:
     real = data(*DDP.split("/"), "ASCEND_PROFILER_OUTPUT", "trace_view.json")
     text = real.read_bytes()

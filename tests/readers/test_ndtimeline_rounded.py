@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from helpers.labelled import SLOT_S, Row, job, ndtimeline_events, write_events, write_table
 from helpers.recorded import data
-from hypothesis import given, settings
+from helpers.thorough import drawn
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tracetool.errors import UnmatchedTransfer
@@ -63,7 +64,7 @@ def test_messages_that_reach_into_computes_are_labelled_by_number(
     assert _labels(ingest([path], tmp_path / "x.run")) == _expected(rows)
 
 
-@settings(deadline=None, max_examples=25)
+@drawn(25)
 @given(
     tick_us=st.sampled_from([1, 61, 122, 131, 1000, 20000]),
     sizes=st.tuples(st.integers(2, 3), st.integers(1, 2), st.integers(1, 4)),

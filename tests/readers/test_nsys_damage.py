@@ -45,7 +45,7 @@ def rank0(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 # Each table and column is read by code of its own: that of one could need it without any test of the others showing it.
-@spread("table", TABLES, ["CUPTI_ACTIVITY_KIND_KERNEL", "NVTX_EVENTS", "CUPTI_ACTIVITY_KIND_RUNTIME", "StringIds"])
+@spread("table", TABLES, ["CUPTI_ACTIVITY_KIND_KERNEL", "NVTX_EVENTS"])
 def test_any_table_may_be_missing(table: str, rank0: Path, tmp_path: Path) -> None:
     file = shutil.copy(rank0, tmp_path / "rank0.sqlite")
     with sqlite3.connect(file) as connection:

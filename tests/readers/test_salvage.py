@@ -188,7 +188,7 @@ def _sample() -> bytes:
     return (SAMPLES / "h100-1f1b" / "rank0.json.gz").read_bytes()
 
 
-@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@drawn(15, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(part=st.floats(min_value=0.02, max_value=0.99))
 def test_a_cut_gzip_keeps_what_was_compressed_whole(part: float, tmp_path: Path) -> None:
     whole = gzip.decompress(_sample())

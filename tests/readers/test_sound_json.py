@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from helpers.recorded import data
-from helpers.thorough import spread
-from hypothesis import given, settings
+from helpers.thorough import drawn, spread
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tracetool.errors import IngestError
@@ -23,7 +23,9 @@ if TYPE_CHECKING:
     import random
     from pathlib import Path
 
-SCANNERS = ["plain"] + (["compiled"] if find_spec("tracetool.readers.chrome._scan") else [])
+SCANNERS = (["compiled"] if find_spec("tracetool.readers.chrome._scan") else []) + ["plain"]
+# That both find the same is tried by default on what is drawn (test_soup, test_json_compiled_random).
+BY_SCANNER = spread("scanner", SCANNERS, 1)
 START = 1732300000000000
 DISTRIBUTED = {"backend": "nccl", "rank": 3, "world_size": 8, "pg_config": [{"pg_name": "0", "ranks": [*range(8)]}]}
 NESTED: tuple[Any, ...] = (
@@ -90,7 +92,7 @@ def _read(text: str, folder: Path) -> tuple[Any, ...]:
     return source["dropped"], source["repaired"], source["skipped"], source["notes"], tables
 
 
-@pytest.mark.parametrize("scanner", SCANNERS)
+@BY_SCANNER
 def test_sound_json_is_read_alike_however_it_is_written(
     scanner: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -99,7 +101,7 @@ def test_sound_json_is_read_alike_however_it_is_written(
     assert expected[:2] == ({}, {})
     assert len(expected[4][0]) == 5
 
-    @settings(max_examples=25, deadline=None)
+    @drawn(25)
     @given(some=st.randoms(use_true_random=True))
     def alike(some: random.Random) -> None:
         unknown = {f"unknown {n}": some.choice(NESTED) for n in range(some.randrange(4))}
@@ -144,7 +146,7 @@ def test_long_values_may_stand_before_or_after_the_events(size: int, *, front: b
     assert run.rows("SELECT host FROM ranks") == [("node4",)]
 
 
-@pytest.mark.parametrize("scanner", SCANNERS)
+@BY_SCANNER
 # An escape before the last place and none in it are two ways in which scanners leave their fast path at once.
 @spread(
     ("spelling", "place"),
@@ -197,7 +199,7 @@ LISTED = """{"ph": "X", "cat": "kernel", "name": "listed", "ts": 173230000000090
 LAST = '{"ph": "X", "cat": "kernel", "name": "last", "ts": 1732300000000950, "dur": 1}'
 
 
-@pytest.mark.parametrize("scanner", SCANNERS)
+@BY_SCANNER
 def test_a_name_is_not_mended_across_the_event_behind_it(
     scanner: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -214,7 +216,7 @@ def test_a_name_is_not_mended_across_the_event_behind_it(
     assert run.rows("SELECT count(*) FROM events WHERE name != 'last'") == [(5,)]
 
 
-@pytest.mark.parametrize("scanner", SCANNERS)
+@BY_SCANNER
 @pytest.mark.parametrize(
     "damaged",
     [
@@ -240,7 +242,7 @@ def test_a_list_inside_a_damaged_event_is_no_list_of_events(
     assert run.rows("SELECT count(*) FROM events WHERE name = 'last'") == [(1,)]
 
 
-@pytest.mark.parametrize("scanner", SCANNERS)
+@BY_SCANNER
 def test_a_bare_list_behind_a_trace_is_refused_though_an_event_was_damaged(
     scanner: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

@@ -13,6 +13,7 @@ import msgspec
 import pytest
 from helpers.recorded import SAMPLES, data, derived, looked_at, run_of
 from helpers.synthetic import pipeline, places, scenario
+from helpers.thorough import spread
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -97,7 +98,8 @@ def test_costs_drawn_anew_are_drawn_once_for_equal_results(counted: Counted) -> 
     assert len(counted.asked) >= 80
 
 
-@pytest.mark.parametrize(
+# Each command puts its what-ifs together by itself; what these two share with the others is most of it.
+@spread(
     "words",
     [
         ["replay", "--schedule", "1f1b,gpipe,geopipe,zb-h1", *OVER],
@@ -108,6 +110,7 @@ def test_costs_drawn_anew_are_drawn_once_for_equal_results(counted: Counted) -> 
         ["explain", "--schedule", "geopipe", "--hbm", "14GiB", *OVER],
         ["report", "--schedule", "1f1b,geopipe", *OVER],
     ],
+    [["replay", "--schedule", "1f1b,geopipe", "--each-step", *OVER], ["explain", "-q"]],
 )
 def test_no_command_replays_anything_twice(
     counted: Counted, words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch

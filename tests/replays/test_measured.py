@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from helpers.recorded import data, looked_at, rebuilt, small
+from helpers.thorough import spread
 
 from tracetool.model.pipeline import P2P_MODES
 from tracetool.model.scenario import Scenario
@@ -68,8 +69,12 @@ def test_gpipe_over_a_link_within_3_percent(link: str) -> None:
     assert abs(_error_ratio("gpipe_m8", f"gpipe_m8_{link}")) < 0.03
 
 
-@pytest.mark.parametrize("name", ["1f1b_m8", "rt1f1b_m8", "gpipe_m8"])
-@pytest.mark.parametrize("step", [1, 2])
+# Both steps of each: an error that some of them hide is in one recording's costs alone.
+@spread(
+    ("name", "step"),
+    [(name, step) for name in ("1f1b_m8", "rt1f1b_m8", "gpipe_m8") for step in (1, 2)],
+    [("1f1b_m8", 1), ("rt1f1b_m8", 2)],
+)
 def test_replaying_the_observed_order_gives_the_observed_window_within_1_5_percent(name: str, step: int) -> None:
     found = rebuilt(name, step=step, use_labels=name != "1f1b_m8")
     done = replay(found.pipeline, found.pipeline.observed, Scenario())

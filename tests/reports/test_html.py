@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 from helpers import synthetic
-from helpers.browser import Browser, Parsed, chromium
+from helpers.browser import Browser, Parsed
 from helpers.recorded import SAMPLES, looked_at, run_of
+from helpers.thorough import spread
 
 import tracetool as tt
 from tracetool.causes.cause import Cause, Idle
@@ -27,7 +28,6 @@ from tracetool.whatif.answer import answer
 from tracetool.whatif.results import Answer, Refused, Result
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from pathlib import Path
 
 MS = 10**6
@@ -61,12 +61,6 @@ def drawn(shown: Answer) -> bytes:
 @pytest.fixture(scope="module")
 def parsed(drawn: bytes) -> Parsed:
     return Parsed(drawn.decode())
-
-
-@pytest.fixture(scope="module")
-def browser_() -> Iterator[Browser]:
-    with chromium() as opened:
-        yield opened
 
 
 def test_import_leaves_the_template_engine_alone() -> None:
@@ -244,8 +238,12 @@ FIRST_COLUMN = "Array.from(document.querySelector('table').tBodies[0].rows, r =>
 CLICK = "document.querySelectorAll('thead button')[1].click()"
 
 
-@pytest.mark.parametrize("width", [1920, 1280, 390])
-@pytest.mark.parametrize("scheme", ["light", "dark"])
+# Each width in each scheme: what does not fit, or cannot be read, in one pair of them alone.
+@spread(
+    ("width", "scheme"),
+    [(1280, "light"), (390, "dark"), (1920, "light"), (390, "light"), (1280, "dark"), (1920, "dark")],
+    [(1280, "light"), (390, "dark")],
+)
 def test_a_browser_shows_it_whole_without_network_or_complaint(
     browser_: Browser, written: Path, width: int, scheme: str
 ) -> None:

@@ -14,9 +14,9 @@ from fractions import Fraction
 from functools import cache
 from typing import TYPE_CHECKING
 
-import pytest
 from helpers.recorded import SAMPLES, run_of
 from helpers.synthetic import equal_stages, found, pipeline, places
+from helpers.thorough import spread
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -106,8 +106,9 @@ def test_what_no_cell_shows_is_carried_over() -> None:
     assert Counter(shown) == {BACKWARD: 2, IDLE: 8}
 
 
-@pytest.mark.parametrize("width", [10, 40, 57, 80, 200])
-@pytest.mark.parametrize("ranks", [4, 64])
+# Widths between behave as those beside them, and so do more ranks than are shown.
+@spread("width", [10, 40, 57, 80, 200])
+@spread("ranks", [4, 64], 1)
 def test_keeps_to_the_width(ranks: int, width: int) -> None:
     half = ranks // 2
     drawn = asked(ranks, 8, dcs=(half, half), latency_ns=50 * MS, schedule="geopipe")

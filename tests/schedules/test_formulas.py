@@ -163,7 +163,7 @@ def test_eager_1f1b(p: int) -> None:
         assert most_in_flight(build_schedule("eager-1f1b", shape)) == peaks
 
 
-@spread("p", range(2, 14))
+@spread("p", range(2, 14), (2, 3, 6))
 def test_v_half_and_v_min(p: int) -> None:
     """Peaks (p+2)//2 and (p+4)//3 of whole stages; bubbles at f = i = w derived from the squeezed blocks."""
     half, least = 7 * (p // 2) - (2 if p % 2 == 0 else 0), 4 * p - (5 if p % 3 else 3)

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 import pytest
 from helpers.parsed import modules
 from helpers.synthetic import found, pipeline, places, scenario
+from helpers.thorough import spread
 
 from tracetool.advice import advise
 from tracetool.advice.cotune import co_tune
@@ -85,7 +86,7 @@ def chosen(delay_ns: int, within: float = 0.02) -> tuple[int, ...]:
     return (extra, extra, 0, 0)
 
 
-@pytest.mark.parametrize("delay_ns", DELAYS)
+@spread("delay_ns", DELAYS)
 def test_an_answer_tunes_it(delay_ns: int) -> None:
     done = answer(measured(), ["toy", "geopipe"], scenario(places([2, 2], latency_ns=delay_ns)))
     first = done.results[0]

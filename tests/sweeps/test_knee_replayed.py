@@ -11,9 +11,9 @@ from functools import cache
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
-import pytest
 from helpers.recorded import SAMPLES, looked_at, run_of
 from helpers.synthetic import pipeline
+from helpers.thorough import is_asked, spread
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
@@ -136,7 +136,7 @@ def hold(asked: Asked) -> None:
 
 
 @given(drawn())
-@settings(max_examples=6, deadline=None, phases=[Phase.explicit, Phase.generate])
+@settings(max_examples=6 if is_asked() else 2, deadline=None, phases=[Phase.explicit, Phase.generate])
 def test_of_drawn_pipelines(asked: Asked) -> None:
     hold(asked)
 
@@ -146,6 +146,7 @@ def _sample() -> Pipeline:
     return looked_at(run_of(SAMPLES / "h100-1f1b")).pipeline
 
 
-@pytest.mark.parametrize("schedule", ["1f1b", "geopipe"])
+# The warm-up of the other one is chosen for each link.
+@spread("schedule", ["1f1b", "geopipe"], ["geopipe"])
 def test_of_the_sample(schedule: str) -> None:
     hold(Asked(_sample(), schedule, ("dc0", "dc0", "dc1", "dc1"), "in-order", 10 * MS, 80 << 30))

@@ -176,6 +176,7 @@ def test_places_and_layers_combine() -> None:
     assert done.knees[1].bandwidth_bytes_per_s == alone.knees[0].bandwidth_bytes_per_s
 
 
+@pytest.mark.usefixtures("asked_once")
 def test_command_line(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tracetool.ingestion.runs.open_run", lambda *_, **__: with_sequence_parallelism())
     asked = ["sweep", "traces", "--schedule", "1f1b,gpipe", "--overlap", "slice:2,p2p,fused"]

@@ -9,6 +9,7 @@ import polars as pl
 import pytest
 from helpers.notices import codes
 from helpers.synthetic import BYTE_PER_NS, pipeline
+from helpers.thorough import some
 
 from tracetool.errors import BadTopology, ScenarioError, ScheduleError
 from tracetool.model.load import SustainedLoad
@@ -105,7 +106,7 @@ def test_every_point_is_what_it_is_alone(*, interference: bool) -> None:
         pipe = replace(pipe, ranks=tuple(replace(rank, load=None) for rank in pipe.ranks))
     found = sweep(pipe, grid, knees=False)
     assert len(found.points) == 3 * 2 * 2 * 2 * 2 * 2 * len(grid.dcs)
-    for point in found.points[::5]:
+    for point in some(found.points[::5], 13):
         assert point == alone(pipe, point, choose=point.schedule == "geopipe")
     assert {point.feasible for point in found.points} == {True, False}
     lacking = {code for point in found.points if not point.feasible for code in codes(point.remarks)}
