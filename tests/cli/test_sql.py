@@ -14,6 +14,7 @@ import duckdb
 import polars as pl
 import pytest
 from helpers.recorded import ROOT, SAMPLES, derived
+from helpers.thorough import spread
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -253,7 +254,8 @@ def test_names_come_from_folders(tmp_path: Path) -> None:
     assert names_for(paths) == ["base", "x_drop", "base_2", "run_2nd", "run_main", "run_only", "run_"]
 
 
-@pytest.mark.parametrize(
+# What one Run refuses several do: that all of these are refused is tried of one (tests/store).
+@spread(
     "query",
     [
         "COPY h100_1f1b.events TO 'stolen.csv'",
@@ -269,6 +271,7 @@ def test_names_come_from_folders(tmp_path: Path) -> None:
         "DROP VIEW main.ops",
         "CALL pragma_version()",
     ],
+    4,
 )
 def test_queries_over_several_runs_reach_nothing_else(
     query: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

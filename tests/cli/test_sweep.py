@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
+pytestmark = pytest.mark.usefixtures("asked_once")
+
 SAMPLE = str(SAMPLES / "h100-1f1b")
 TWO = ["--schedule", "1f1b,geopipe"]
 LINKS = ["--dc", "0-1,2-3", "--bandwidth", "10..800Gbit/s*1", "--latency", "2ms,10ms"]
