@@ -36,7 +36,7 @@ EDITS = {
 @pytest.fixture(scope="module")
 def product(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("product")
-    shutil.copytree(ROOT / "tracetool", root / "tracetool", ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copytree(ROOT / "tracetool", root / "tracetool")
     for name, edits in EDITS.items():
         path = root / "tracetool" / name
         text = path.read_text(encoding="utf-8")

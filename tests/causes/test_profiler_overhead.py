@@ -8,6 +8,7 @@ import pytest
 from helpers.notices import codes, texts
 from helpers.recorded import data, run_of
 from helpers.small_pipeline import KERNEL_US, Job, write
+from helpers.thorough import spread
 
 from tracetool.causes import idle_by_cause, idle_intervals, profiler_ns
 from tracetool.causes.cause import Cause
@@ -32,7 +33,8 @@ def _stalled(tmp_path: Path, name: str) -> Reconstruction:
     return reconstruct(ingest([write(tmp_path / "traces", job)], tmp_path / "x.run"))
 
 
-@pytest.mark.parametrize("name", ["Activity Buffer Request", "Buffer Flush", "Instrumentation", "Command Buffer Full"])
+# Names are looked up in one table.
+@spread("name", ["Activity Buffer Request", "Buffer Flush", "Instrumentation", "Command Buffer Full"], 1)
 def test_idle_time_beside_the_profilers_own_work_is_its(tmp_path: Path, name: str) -> None:
     found = _stalled(tmp_path, name)
     blocking = found.pipeline.p2p == "grouped"

@@ -116,7 +116,7 @@ def test_another_tools_manifest_makes_no_run(tmp_path: Path) -> None:
 
 
 # Quotes, braces and other scripts can each be lost in a text that is put together without quoting.
-@spread("name", ["a\nb.json", 'it\'s "quoted".json', "-o.json", "%s{0}.json", "ключ.json", "a\udcff.json"])
+@spread("name", ["a\nb.json", 'it\'s "quoted".json', "-o.json", "%s{0}.json", "ключ.json", "a\udcff.json"], 2)
 def test_names_may_be_anything(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = _write(tmp_path / name, 0)
     (tmp_path / f"{name}.txt").write_bytes(b"nothing")

@@ -165,7 +165,7 @@ def apart(tmp_path_factory: pytest.TempPathFactory) -> Run:
 
 
 # Each form tells ranks by something else: what one of them alone tells wrongly is found by all.
-@spread("form", READ)
+@spread("form", READ, ["sorted by time", "the rank in the process"])
 def test_merged_ranks_are_read_as_those_in_files_of_their_own(form: str, apart: Run, tmp_path: Path) -> None:
     make, told_by = READ[form]
     path = tmp_path / "merged.json"
@@ -301,7 +301,8 @@ def test_a_capture_that_comes_again_later_is_of_one_rank(tmp_path: Path) -> None
     assert run.rows("SELECT rank FROM ranks") == [(0,)]
 
 
-@pytest.mark.parametrize("keep", [True, False])
+# Where nothing stands around the events, no file claims another one's rank.
+@spread("keep", [True, False], 1)
 def test_two_files_of_two_ranks_each_are_four_ranks(keep: bool, apart: Run, tmp_path: Path) -> None:
     """What stands around the events says nothing, or the rank of the first: both files would claim it."""
     for node in range(2):

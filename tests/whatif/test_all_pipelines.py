@@ -149,6 +149,8 @@ def test_replay_takes_all_together_where_they_differ_and_says_where_it_does_not(
     assert asked["baseline"]["step_ns"] == same["baseline"]["step_ns"]
 
 
+# The same of a recording, whose pipelines differ by what happened: of a made job it is tried by default (below).
+@pytest.mark.thorough
 def test_every_face_replays_the_same_pipeline_where_they_differ(capsys: pytest.CaptureFixture[str]) -> None:
     """One truth, over a link: replay, sweep, advise and explain take all pipelines where they differ."""
     recording, place = (
