@@ -14,6 +14,7 @@ from zipfile import ZipFile
 
 import pytest
 from helpers.recorded import ROOT, SAMPLES, derived
+from helpers.thorough import spread
 
 import tracetool
 from tracetool.version import VERSION_LINE
@@ -27,7 +28,8 @@ def _loaded_after(code: str) -> set[str]:
     return set(done.stdout.splitlines()[-1].split())
 
 
-@pytest.mark.parametrize(
+# The others are found by what each of them alone imports.
+@spread(
     "code",
     [
         "import tracetool",
@@ -39,6 +41,11 @@ def _loaded_after(code: str) -> set[str]:
         "from tracetool.cli import run; run(['help'])",
         "from tracetool.cli import run; run(['help', 'metrics'])",
         "from tracetool.cli import run; run(['help', 'replay'])",
+    ],
+    [
+        "from tracetool.cli import run; run(['--help'])",
+        "from tracetool.cli import run; run(['replay', '--help'])",
+        "from tracetool.cli import run; run(['schedules', 'geopipe'])",
     ],
 )
 def test_light_commands_import_no_heavy_package(code: str) -> None:
@@ -130,6 +137,14 @@ def _build(work: Path, what: list[str], compiler: str | None = None) -> subproce
     return subprocess.run(command, cwd=work, env=env, capture_output=True, text=True, check=False)
 
 
+def _kept() -> set[str]:
+    """What of the tree belongs into what is built."""
+    patterns = ("*.json", "*.md", "*.py", "*.pyi", "*.sql", "static/*", "py.typed")
+    return {path.relative_to(ROOT).as_posix() for each in patterns for path in (ROOT / "tracetool").rglob(each)}
+
+
+# To compile both parts optimized takes most of it; what else the wheel holds is installed by default below.
+@pytest.mark.thorough
 def test_the_wheel_holds_the_package_and_the_compiled_parts(tmp_path: Path) -> None:
     compiler = (sysconfig.get_config_var("CC") or "").partition(" ")[0]
     header = Path(sysconfig.get_path("include"), "Python.h")
@@ -143,12 +158,7 @@ def test_the_wheel_holds_the_package_and_the_compiled_parts(tmp_path: Path) -> N
         held = {name for name in archive.namelist() if ".dist-info/" not in name}
     suffix = sysconfig.get_config_var("EXT_SUFFIX")
     extensions = {f"tracetool/readers/chrome/_scan{suffix}", f"tracetool/replays/_engine{suffix}"}
-    kept = {
-        path
-        for pattern in ("*.json", "*.md", "*.py", "*.pyi", "*.sql", "static/*", "py.typed")
-        for path in (ROOT / "tracetool").rglob(pattern)
-    }
-    assert held == {path.relative_to(ROOT).as_posix() for path in kept} | extensions
+    assert held == _kept() | extensions
 
 
 def test_without_a_compiler_it_installs_silently_and_works(tmp_path: Path) -> None:
@@ -157,7 +167,8 @@ def test_without_a_compiler_it_installs_silently_and_works(tmp_path: Path) -> No
     done = _build(tmp_path, ["install", "--quiet", "--target", str(target)], compiler="/bin/false")
     assert done.returncode == 0, done.stdout + done.stderr
     assert "/bin/false" not in done.stdout + done.stderr
-    assert not list(target.rglob("*.so"))
+    held = {path for path in (target / "tracetool").rglob("*") if path.is_file() and "__pycache__" not in path.parts}
+    assert {path.relative_to(target).as_posix() for path in held} == _kept()
     program = """
 import sys
 from tracetool.cli import run

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from helpers.recorded import data, run_of
+from helpers.thorough import spread
 from msgspec.json import decode, encode
 
 from tracetool.causes import idle_intervals
@@ -53,7 +54,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return made
 
 
-@pytest.mark.parametrize("use_labels", [True, False])
+# With labels less is to be told from messages.
+@spread("use_labels", [True, False], [False])
 def test_it_is_replayed_per_edge(folder: Path, *, use_labels: bool) -> None:
     """The step is that of the recording, as the messages are: only who waits for whom is another question."""
     found = reconstruct(run_of(folder), use_labels=use_labels)

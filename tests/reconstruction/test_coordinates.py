@@ -13,8 +13,8 @@ import pytest
 from helpers.message_run import gpipe, one_f_one_b, timed, write_messages
 from helpers.notices import codes, texts
 from helpers.recorded import data, h100, looked_at, rebuilt, run_of
-from helpers.thorough import spread
-from hypothesis import Phase, given, settings
+from helpers.thorough import drawn, spread
+from hypothesis import Phase, given
 from hypothesis import strategies as st
 
 from tracetool.errors import MissingRank, NoPipeline
@@ -76,7 +76,7 @@ def test_other_schedules_show_their_order_too(name: str, use_labels: bool, names
     assert (found.evidence == "label") == use_labels
 
 
-@settings(max_examples=15, phases=[Phase.explicit, Phase.reuse, Phase.generate])
+@drawn(15, phases=[Phase.explicit, Phase.reuse, Phase.generate])
 @given(schedule=st.sampled_from([one_f_one_b, gpipe]), m=st.integers(1, 6), names=st.permutations(range(5)))
 def test_messages_alone_tell_the_order(schedule: object, m: int, names: list[int]) -> None:
     assert callable(schedule)

@@ -77,7 +77,8 @@ def test_a_message_follows_its_producer_and_precedes_its_consumer() -> None:
         assert t.end_ns <= ops[t.dst_stage, t.kind, t.microbatch].start_ns
 
 
-@pytest.mark.parametrize("name", ["rt1f1b_m8", "gpipe_m8"])
+# GPipe's labels leave the stage to the rank.
+@spread("name", ["rt1f1b_m8", "gpipe_m8"], 1)
 def test_hiding_the_labels_changes_no_segment_and_no_transfer(name: str) -> None:
     labelled = rebuilt(name)
     hidden = rebuilt(name, use_labels=False)

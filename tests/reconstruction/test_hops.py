@@ -38,7 +38,7 @@ def _check(found: Reconstruction, p: int, m: int, forward: int, backward: int) -
 @spread(
     ("p", "forward", "backward"),
     [(4, TWO, TWO), (2, (MIB,), THREE), (2, (MIB, MIB), (MIB, MIB)), (3, THREE, (MIB,))],
-    2,
+    [(3, THREE, (MIB,))],
 )
 def test_tensors_of_a_hop_are_one_message(
     tmp_path: Path, p: int, forward: tuple[int, ...], backward: tuple[int, ...], *, labelled: bool, batched: bool

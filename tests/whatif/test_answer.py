@@ -14,6 +14,7 @@ import pytest
 from helpers.notices import codes, texts
 from helpers.recorded import rebuilt
 from helpers.synthetic import found, pipeline, places, scenario
+from helpers.thorough import spread
 
 from tracetool.errors import UnsupportedShape
 from tracetool.model.load import known_load
@@ -78,7 +79,8 @@ def only(done: Answer) -> Result:
 
 
 @pytest.mark.parametrize("occupied", [False, True])
-@pytest.mark.parametrize("c", [1, 69, 70, 700, 1500, 1612, 1613, 2900, 3000, 4500, 6100, 9000])
+# A rule that is off by one forward, or by the share that pays, is off in other places of the line, too.
+@spread("c", [1, 69, 70, 700, 1500, 1612, 1613, 2900, 3000, 4500, 6100, 9000], [69, 70, 1613, 4500])
 def test_geopipe_hides_the_link_with_as_many_forwards_as_the_closed_form_asks_for(c: int, occupied: bool) -> None:
     # From 69 to 70 and from 1612 to 1613 the gain of one more forward crosses 2 %.
     tau = min(c // 2, CYCLE) if occupied else 0

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 from helpers.synthetic import pipeline
-from hypothesis import given, settings
+from helpers.thorough import drawn
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tracetool.model.scenario import Scenario
@@ -32,7 +33,7 @@ VARYING = pipeline(2, 4, [[5, 10, 11, 12], [6, 13, 17, 19]], [[30, 20, 21, 27], 
     seed=st.integers(-(2**63), 2**63),
     times=st.lists(st.integers(1, 1000), min_size=16, max_size=16),
 )
-@settings(max_examples=15, deadline=None)
+@drawn(15)
 def test_equal_seeds_are_equal_and_quantiles_in_order(seed: int, times: list[int]) -> None:
     measured = pipeline(2, 4, [times[:4], times[4:8]], [times[8:12], times[12:]])
     one = _spread(measured, seed)

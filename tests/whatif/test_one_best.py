@@ -114,8 +114,6 @@ def in_words(found: Iterable[tuple[Any, ...]]) -> str:
     [
         ("sample", SLOW, 14, None),
         ("sample", SLOW, 80, ("dualpipe", "zb-v")),
-        ("interleaved_m8", SLOW, None, None),
-        ("zbv", SLOW, None, None),
     ],
 )
 def test_python_faces_say_the_same(name: str, link: str, hbm_gib: int | None, names: tuple[str, ...] | None) -> None:
