@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from helpers.recorded import SAMPLES, data, looked_at, run_of
 from helpers.synthetic import found, pipeline, places, scenario, window_ns
+from helpers.thorough import is_asked
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -269,7 +270,7 @@ LIMITS = [STATIC + P * HELD + HELD * n // 2 for n in range(-2, 2 * 9)]
 
 
 @given(st.sampled_from([700, 3000]), st.integers(0, len(LIMITS) - 2))
-@settings(max_examples=4, deadline=None)
+@settings(max_examples=4 if is_asked() else 2, deadline=None)
 def test_what_more_memory_buys_is_what_is_advised_where_there_is_so_much(c: int, at: int) -> None:
     """Each HBM gain against advice asked under the larger limit; and more memory never means a longer step."""
     names = ("1f1b", "gpipe", "geopipe")
@@ -303,7 +304,7 @@ def test_schedules_that_lack_a_link_are_refused_and_the_others_advised_on() -> N
     """Three DCs in a chain: what goes round from the last stage to the first needs dc2-dc0, which is not given."""
     links = (*parse_link("dc0-dc1=25Gbit/s,10ms"), *parse_link("dc1-dc2=100Gbit/s,2ms"))
     chain = Scenario(topology=Topology(parse_dc_map("0,1-2,3"), links))
-    advice = advise(_sample(), chain)
+    advice = advise(_sample(), chain, ("1f1b", "geopipe", "interleaved", "looped-bfs"))
     assert advice.best is not None
     turned_down = {r.schedule: r.reason for r in advice.asked.refused}
     assert {"interleaved", "looped-bfs"} <= set(turned_down)

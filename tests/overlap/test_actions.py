@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from helpers.recorded import data, derived
+from helpers.recorded import data, derived, looked_at
 
 from tracetool.errors import ReconstructError
 from tracetool.model.action import ActionKind
@@ -19,7 +19,6 @@ from tracetool.model.notice import NoticeCode
 from tracetool.overlap import actions
 from tracetool.overlap.actions import with_overlap
 from tracetool.overlap.calibration import calibrate
-from tracetool.reconstruction import reconstruct
 from tracetool.whatif.answer import answer
 
 if TYPE_CHECKING:
@@ -43,7 +42,7 @@ def with_shapes() -> Run:
 
 @pytest.fixture(scope="module")
 def found() -> Reconstruction:
-    return reconstruct(recorded())
+    return looked_at(recorded())
 
 
 def times_ns(of: Reconstruction, stage: int, kind: ActionKind) -> list[int]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 from helpers.recorded import data, looked_at, run_of
+from helpers.thorough import spread
 
 from tracetool.model.scenario import Scenario
 from tracetool.model.timeline import measure
@@ -13,7 +14,8 @@ from tracetool.schedules.names import recognise
 JOB = ("torch", "ByteDance-Seed+StragglerAnalysis", "trace-ST.parquet")
 
 
-@pytest.mark.parametrize("step", [23, 519, 1048])
+# Other steps of the same job.
+@spread("step", [23, 519, 1048], 1)
 def test_the_job_of_the_straggler_study_is_a_pipeline_that_replays_to_itself(step: int) -> None:
     """pp 4, dp 2, no interleaving (its meta-ST.yaml); 4 microbatches are counted in the table itself."""
     run = run_of(data(*JOB))

@@ -117,7 +117,7 @@ def test_clocks_that_are_seconds_apart_do_not_keep_whole_captures_from_matching(
 
 
 # Orders differ in which messages look alike; with equal clocks it is the easier of two.
-@spread("name", ["1f1b_m8", "rt1f1b_m8", "gpipe_m8", "interleaved_m8", "zbh1_m8", "tp2pp2_1f1b_m8"])
+@spread("name", ["1f1b_m8", "rt1f1b_m8", "gpipe_m8", "interleaved_m8", "zbh1_m8", "tp2pp2_1f1b_m8"], 1)
 @spread("ahead_ns", [3_000_000, 0], 1)
 def test_captures_of_other_spans_on_every_rank_are_matched_as_before_or_not_at_all(name: str, ahead_ns: int) -> None:
     """Each rank keeps a span of its own, some clocks are ahead: no message and no collective meets another one."""

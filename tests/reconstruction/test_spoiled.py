@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from helpers.notices import codes, texts
 from helpers.recorded import SAMPLES, looked_at, run_of
+from helpers.thorough import spread
 from msgspec.json import decode, encode
 
 from tracetool.errors import NoPipeline, UnmatchedTransfer
@@ -93,6 +94,8 @@ def test_a_collective_beside_the_last_backward_is_no_compute(tmp_path: Path, cle
     assert measure(found.observed).compute_ns == clean.compute_ns
 
 
+# A copy where kernels are tried by default (below).
+@pytest.mark.thorough
 def test_a_copy_between_receive_and_wait_pulls_no_wait_into_the_forward(tmp_path: Path, clean: Metrics) -> None:
     def change(traces: list[Trace]) -> None:
         trace = traces[1]
@@ -212,7 +215,8 @@ def test_a_pipeline_whose_middle_edge_is_not_recorded_is_no_shorter_pipeline(tmp
         _spoiled(tmp_path, change)
 
 
-@pytest.mark.parametrize("names", [(0, 1, 2, 3), (3, 2, 1, 0), (2, 0, 3, 1)])
+# In the order of their numbers, either way, a chain could be found by them.
+@spread("names", [(0, 1, 2, 3), (3, 2, 1, 0), (2, 0, 3, 1)], [(2, 0, 3, 1)])
 def test_without_a_group_of_the_pipeline_its_order_is_inferred_and_said(
     tmp_path: Path, clean: Metrics, names: tuple[int, ...]
 ) -> None:
@@ -233,6 +237,8 @@ def test_without_a_group_of_the_pipeline_its_order_is_inferred_and_said(
     assert measure(found.observed).step_ns == clean.step_ns
 
 
+# By less than a step: by seconds, which leaves less to go by, it is tried by default (below).
+@pytest.mark.thorough
 def test_a_clock_that_is_off_is_corrected_and_told(tmp_path: Path, clean: Metrics) -> None:
     def change(traces: list[Trace]) -> None:
         for event in traces[3]["traceEvents"]:
@@ -320,7 +326,8 @@ def _relabelled(tmp_path: Path, rename: Callable[[int, str], str]) -> Reconstruc
     return _spoiled(tmp_path, change, "h100-1f1b-annotated")
 
 
-@pytest.mark.parametrize("kind", ["F", "B"])
+# Backwards are held against their messages as forwards are.
+@spread("kind", ["F", "B"], 1)
 def test_actions_with_labels_that_their_messages_contradict_are_refused(tmp_path: Path, kind: str) -> None:
     """On rank 1 microbatches 2 and 3 change names, those of their messages stay: 2 is sent before it was made."""
     swapped = {f"1{kind}2": f"1{kind}3", f"1{kind}3": f"1{kind}2"}

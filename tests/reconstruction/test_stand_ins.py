@@ -9,6 +9,7 @@ from helpers.made_job import MadeJob
 from helpers.made_traces import write_job
 from helpers.notices import texts
 from helpers.recorded import data, h100, rebuilt, run_of
+from helpers.thorough import spread
 
 import tracetool as tt
 from tracetool.errors import MissingRank
@@ -85,7 +86,8 @@ def test_a_slow_rank_that_was_left_out_lies_within_what_the_seen_ones_tell(sampl
     assert "up to 9.9% apart, which ± holds" in note
 
 
-@pytest.mark.parametrize("recorded", [(0, 3), (1, 2), (0, 1, 2)])
+# Other ranks are missing of the same two pipelines.
+@spread("recorded", [(0, 3), (1, 2), (0, 1, 2)], 1)
 def test_of_a_single_rank_of_a_stage_nothing_tells_how_far_others_are_apart(recorded: tuple[int, ...]) -> None:
     """Two tensor parallel pipelines of H100s: the whole recording lies up to 2.4 % from what copies make of it."""
     run = only(h100("tp2pp2_1f1b_m8"), *recorded)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pytest
 from helpers.recorded import data, derived, h100, looked_at, run_of
+from helpers.thorough import spread
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -267,7 +268,8 @@ def _length(spans: list[tuple[int, int]]) -> int:
     return sum(end - start for start, end in spans)
 
 
-@pytest.mark.parametrize("place", [LEVEL2, TP8, ("cpu-gloo-pp4", "ScheduleZBVZeroBubble")])
+# Eight ranks with all kinds of collectives, and ranks without a device.
+@spread("place", [LEVEL2, TP8, ("cpu-gloo-pp4", "ScheduleZBVZeroBubble")], 1)
 def test_the_view_of_communication_counts_every_moment_once(place: tuple[str, ...]) -> None:
     """Against unions made here, from the tables: of kernels on several streams, of their waits, of what is exposed."""
     run = derived(data(*place))
