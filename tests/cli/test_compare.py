@@ -13,7 +13,7 @@ import pytest
 from helpers.comparing import QUIET_STEPS, as_json, report, said, sample, sample_report, verdict
 from helpers.recorded import ROOT
 
-from tracetool.ingestion.recording import RECORDING
+from tracetool.store.place import RECORDING
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -10,14 +10,14 @@ from helpers.recorded import SAMPLES, run_of
 
 from tracetool.cli import run as command
 from tracetool.errors import IngestError
-from tracetool.ingestion import IngestOptions, ingest
-from tracetool.ingestion import executors as room
+from tracetool.ingestion import IngestOptions, executors, ingest
+from tracetool.ingestion import reading as room
 from tracetool.ingestion.executors import available_memory_bytes
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from tracetool.ingestion.executors import SourceOutcome
+    from tracetool.ingestion.reading import SourceOutcome
     from tracetool.store.run import Run
 
 TABLES = ("sources", "ranks", "groups", "steps", "events", "comms", "memory", "problems")
@@ -90,7 +90,7 @@ def test_an_executor_that_is_not_there_is_named(
     address: str, says: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("distributed")
-    monkeypatch.setattr(room, "_CONNECT_SECONDS", 1)
+    monkeypatch.setattr(executors, "_CONNECT_SECONDS", 1)
     target = tmp_path / "x.run"
     assert command(["ingest", str(SAMPLES / "h100-1f1b"), "-o", str(target), "--executor", address]) == 2
     assert says in capsys.readouterr().err

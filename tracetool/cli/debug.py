@@ -169,7 +169,7 @@ def _tables(run: Run) -> dict[str, dict[str, int]]:
 
     from tracetool.tables.run import TABLES
 
-    parts = {name: sorted((run.path / name).glob("*.parquet")) for name in TABLES}
+    parts = {name: run.files(name) for name in TABLES}
     return {
         name: {
             "rows": sum(parquet.read_metadata(p).num_rows for p in files),

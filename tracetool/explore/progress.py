@@ -101,6 +101,11 @@ class _Piece:
     bases: Sequence[Base]
     ends: float | None
 
+    @property
+    def name(self) -> str:
+        """What is done, in a few words."""
+        return f"explore {len(self.bases)} placements"
+
 
 _judges: dict[str, Judge] = {}
 """Of this process, that of the workload it was last asked about: what it knows of placements holds for all pieces."""

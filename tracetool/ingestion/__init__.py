@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tracetool.errors import IngestError, MalformedTrace, Option, StoreError
@@ -22,16 +20,19 @@ from tracetool.ingestion.discover import discover as discover
 from tracetool.model.notice import Progress as Progress
 from tracetool.model.notice import noted, unasked
 from tracetool.readers import ABSOLUTE_NS, Left, rows_table
-from tracetool.store import as_path, source_part
-from tracetool.store.run import Run, RunWriter, is_run
+from tracetool.store import as_path, is_local, source_part
+from tracetool.store.objects import cache_folder, place_of
+from tracetool.store.place import is_run
+from tracetool.store.run import Run, RunWriter
 from tracetool.version import __version__, code_digest
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
+    from pathlib import Path
 
     import pyarrow as pa
 
-    from tracetool.ingestion.executors import SourceOutcome, Task
+    from tracetool.ingestion.reading import SourceOutcome, Task
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,17 +101,17 @@ def write_run(
     complete: Callable[[Run], object] | None = None,
 ) -> Run:
     """Read discovered sources into a new Run; see :func:`ingest`."""
-    from tracetool.ingestion.executors import Task, run_tasks
+    from tracetool.ingestion.reading import Task, run_tasks
 
     with RunWriter(output, force=force) as writer:
         asked = writer.folder, frozenset(options.keep), options.payload_bytes
         tasks = [Task(n, source, *asked) for n, source in enumerate(discovery.sources)]
-        outcomes = run_tasks(tasks, progress, jobs=options.jobs, executor=options.executor)
+        outcomes = run_tasks(tasks, writer, progress, jobs=options.jobs, executor=options.executor)
         for task, outcome in zip(tasks, outcomes, strict=True):
             if outcome.failure is not None:
                 writer.drop_part(source_part(task.number))
         if any(outcome.is_several for outcome in outcomes):
-            tasks, outcomes = _read_apart(discovery, tasks, outcomes, progress, options)
+            tasks, outcomes = _read_apart(discovery, tasks, outcomes, writer, progress, options)
         _check(discovery, outcomes, strict=options.strict)
         read = [(t, o) for t, o in zip(tasks, outcomes, strict=True) if o.failure is None]
         made = _manifest(discovery, tasks, outcomes), _tables(discovery, tasks, outcomes, read)
@@ -119,14 +120,19 @@ def write_run(
 
 
 def _read_apart(
-    discovery: Discovery, tasks: list[Task], outcomes: list[SourceOutcome], progress: Progress, options: IngestOptions
+    discovery: Discovery,
+    tasks: list[Task],
+    outcomes: list[SourceOutcome],
+    writer: RunWriter,
+    progress: Progress,
+    options: IngestOptions,
 ) -> tuple[list[Task], list[SourceOutcome]]:
     """Read sources that turned out to hold several ranks once more, rank by rank.
 
     Raises:
         IngestError: If the ranks are not those of one job, each once.
     """
-    from tracetool.ingestion.executors import run_tasks
+    from tracetool.ingestion.reading import run_tasks
 
     kept: list[tuple[Task, SourceOutcome]] = []
     apart: list[DiscoveredSource] = []
@@ -147,7 +153,7 @@ def _read_apart(
         raise conflict
     numbers = [*free, *range(len(tasks), len(tasks) + len(apart) - len(free))]
     again = [replace(tasks[0], number=n, discovered=item) for n, item in zip(numbers, apart, strict=True)]
-    read = run_tasks(again, progress, jobs=options.jobs, executor=options.executor) if again else []
+    read = run_tasks(again, writer, progress, jobs=options.jobs, executor=options.executor) if again else []
     both = sorted(
         [*kept, *zip(again, read, strict=True)], key=lambda pair: (pair[0].discovered.stored_rank, pair[0].number)
     )
@@ -168,10 +174,7 @@ def cached_run(paths: Sequence[Path], progress: Progress, *, keep: tuple[str, ..
     answers from what it read before.
     """
     discovery = discover(paths)
-    base = os.environ.get("TRACETOOL_CACHE")
-    default = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "tracetool"
-    folder = Path(base).expanduser() if base else default
-    target = folder / ("-".join((digest_of(discovery.sources)[:24], code_digest()[:8], *keep)) + ".run")
+    target = cache_folder() / ("-".join((digest_of(discovery.sources)[:24], code_digest()[:8], *keep)) + ".run")
     name = " ".join(str(path) for path in paths)
     try:
         return Run(target, name=name)
@@ -252,11 +255,11 @@ def _source_row(number: int, item: DiscoveredSource, outcome: SourceOutcome) -> 
 
 def _left_row(number: int, status: str, left: Left) -> tuple[object, ...]:
     try:
-        size = left.path.stat().st_size
+        size = left.path.stat().st_size if is_local(left.path) else 0
     except (OSError, ValueError):
         # A member of an archive, whose name may be anything.
         size = 0
-    return (number, str(left.path), status, left.reason, None, None, size, None, 0, 0, 0, 0, 0)
+    return (number, place_of(left.path), status, left.reason, None, None, size, None, 0, 0, 0, 0, 0)
 
 
 def _problem_rows(task: Task, outcome: SourceOutcome) -> list[tuple[object, ...]]:
@@ -307,8 +310,8 @@ def _manifest(discovery: Discovery, tasks: Sequence[Task], outcomes: Sequence[So
         "missing_ranks": sorted(set(range(world)) - set(recorded)) if recorded else [],
         "group_sizes": sizes,
         "sources": [_summary(t.discovered, o) for t, o in zip(tasks, outcomes, strict=True)],
-        "failed": [{"path": str(left.path), "reason": left.reason} for left in discovery.failed],
-        "left": [{"path": str(left.path), "reason": left.reason} for left in discovery.left],
+        "failed": [{"path": place_of(left.path), "reason": left.reason} for left in discovery.failed],
+        "left": [{"path": place_of(left.path), "reason": left.reason} for left in discovery.left],
     }
 
 

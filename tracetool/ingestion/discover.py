@@ -16,16 +16,13 @@ import xxhash
 from tracetool.errors import DuplicateRank, IngestError, MalformedTrace, MissingRank, Option, UnknownFormat
 from tracetool.ingestion.walk import purpose_of, walk, why_unknown
 from tracetool.readers import READERS, UNRANKED, Group, Identity, Left, Source, Splitter
-from tracetool.store import is_local
+from tracetool.store.objects import place_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
     from pathlib import Path
 
 _RANK_IN_NAME = re.compile(r"rank[-_]?(\d{1,9})(?!\d)", re.IGNORECASE)
-_STREAMING = ("kineto",)
-"""Readers that need a file once from front to back, so that it may lie elsewhere."""
-
 _KNOWN = (
     "tracetool reads torch.profiler (Kineto) JSON; exports of Nsight Systems; Ascend torch_npu, MindSpore and msprof "
     "output, text or databases; "
@@ -65,7 +62,8 @@ class DiscoveredSource:
     @property
     def label(self) -> str:
         """Path, and the member of it."""
-        named = f"{self.source.path}:{self.source.member}" if self.source.member else str(self.source.path)
+        path = place_of(self.source.path)
+        named = f"{path}:{self.source.member}" if self.source.member else path
         return f"{named}:{' '.join(self.source.part[:2])}" if self.source.part else named
 
 
@@ -110,7 +108,7 @@ def discover(
     groups: dict[Group, Group] = {}
     for name in READERS.names():
         reader = READERS.get(name)
-        finding = reader.find([f for f in files if f not in taken and (is_local(f) or name in _STREAMING)])
+        finding = reader.find([f for f in files if f not in taken])
         result.left += finding.left
         result.failed += finding.failed
         for source in finding.sources:
@@ -126,9 +124,7 @@ def discover(
                 result.failed.append(Left(source.path, f"{source.path} cannot be read: {error}"))
     known = taken | {left.path for left in (*result.left, *result.failed)}
     for file in files:
-        if file not in known and not is_local(file):
-            result.left.append(Left(file, "no torch.profiler trace; other formats are read from this machine only"))
-        elif file not in known:
+        if file not in known:
             broken, reason = why_unknown(file)
             (result.failed if broken else result.left).append(Left(file, reason))
     _check_named([f for f in named if f not in known])

@@ -1,192 +1,52 @@
-"""Where sources are read: here one after the other, in worker processes, or on a Dask cluster.
-
-Reads one source into its part of a Run: in this process, a worker process or on another machine.
-"""
+"""Where work is done beside this process: in worker processes, or on a Dask cluster."""
 
 from __future__ import annotations
 
-import ctypes
-import errno
 import gc
 import multiprocessing
 import os
 import signal
 import sys
 import threading
+import time
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
-from dataclasses import dataclass
-from functools import partial
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from uuid import uuid4
 
-from tracetool.errors import IngestError, MalformedTrace, Option, flags_now, installing, typed_as
-from tracetool.model.notice import Notice, SourceCode
-from tracetool.readers import READERS, SeveralRanks, SourceReport, stated_sizes
-from tracetool.store import PartWriter, source_part
+from tracetool.errors import IngestError, flags_now, installing, typed_as
 from tracetool.tables import leave_pandas
-from tracetool.units import format_count, format_size
+from tracetool.version import code_digest
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
     from concurrent.futures import Executor, Future
     from multiprocessing.context import BaseContext
 
-    import pyarrow as pa
-
-    from tracetool.ingestion.discover import DiscoveredSource
     from tracetool.model.notice import Progress
-
-_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-
-
-_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
-_KEPT_BYTES = 64 << 20
-
-
-@dataclass(frozen=True, slots=True)
-class Task:
-    """One source to read.
-
-    Attributes:
-        number: Number of the source in the Run.
-        discovered: The source, and who it is.
-        folder: Folder of the Run being written.
-        keep: What is read only on request.
-        payload_bytes: What a send or receive holds that does not say it, as the user stated.
-    """
-
-    number: int
-    discovered: DiscoveredSource
-    folder: Path
-    keep: frozenset[str]
-    payload_bytes: int | None = None
-
-
-@dataclass(slots=True)
-class SourceOutcome:
-    """What became of a source.
-
-    Attributes:
-        report: What was seen in it.
-        failure: Why nothing of it can be used, or None.
-        hint: What to do then.
-        is_several: Whether it holds several ranks.
-    """
-
-    report: SourceReport
-    failure: str | None = None
-    hint: str | None = None
-    is_several: bool = False
-
-
-def read_source(task: Task, advance: Callable[[int], None]) -> SourceOutcome:
-    """Read a source and write its part; a source that cannot be used is an outcome, not an exception.
-
-    Raises:
-        OSError: If the part cannot be written.
-    """
-    _keep_heap_small()
-    report = SourceReport()
-    item = task.discovered
-    reader = READERS.get(item.reader)
-    part = source_part(task.number)
-    stated = 0
-    try:
-        with PartWriter(task.folder, part) as writer:
-            tables = reader.read(item.source, item.stored_rank, item.identity, task.keep, report, advance)
-            for table, read in _reading(item, tables):
-                rows = _numbered(read, task.number) if table == "vendor_figures" else read
-                if table == "comms" and task.payload_bytes is not None:
-                    rows, count = stated_sizes(read, task.payload_bytes)
-                    stated += count
-                writer.write(table, rows)
-        if report.rows == 0 and item.source.ranked:
-            raise IngestError(
-                f"{item.label} holds no events.",
-                hint="export the trace inside on_trace_ready, before the profiler's context closes",
-            )
-    except (MalformedTrace, IngestError) as error:
-        return SourceOutcome(report, error.message, error.hint, isinstance(error, SeveralRanks))
-    if item.rank_from is not None:
-        report.notes.insert(0, Notice(SourceCode.RANK_INFERRED, f"this rank is taken from {item.rank_from}"))
-    if stated:
-        size = format_size(task.payload_bytes or 0)
-        text = f"{format_count(stated, 'send')} and receives hold {size} each because ingest was told so"
-        report.note(SourceCode.SIZES_STATED, text)
-    return SourceOutcome(report)
-
-
-def _keep_heap_small() -> None:
-    """Have glibc keep blocks of the size that readers use in its heap, instead of moving the limit as it goes.
-
-    With its default the heap of a process that reads a large file grows by fragmentation (by 70 MB over 1 GB of
-    text), and every block costs the page faults of a new one (a fifth of the time of the compiled scanner).
-    """
-    try:
-        libc = ctypes.CDLL(None)
-        libc.mallopt(_M_MMAP_THRESHOLD, _KEPT_BYTES // 2)
-        libc.mallopt(_M_TRIM_THRESHOLD, _KEPT_BYTES)
-    except (OSError, AttributeError, TypeError):
-        return  # another C library
-
-
-def _reading(item: DiscoveredSource, tables: Iterator[tuple[str, pa.Table]]) -> Iterator[tuple[str, pa.Table]]:
-    """The same, but a source that cannot be read is no fault of the output."""
-    try:
-        yield from tables
-    except OSError as error:
-        if error.errno in _FULL:
-            raise  # of the folder for temporary files
-        raise MalformedTrace(f"{item.label} cannot be read: {error}.", hint="check the disk") from error
-
-
-def _numbered(rows: Any, number: int) -> Any:
-    import pyarrow as pa
-
-    column = pa.array([number] * rows.num_rows, pa.int32())
-    return rows.set_column(rows.column_names.index("source"), "source", column)
-
-
-WORKER_BYTES = 512 << 20
-"""Memory that reading one source may take, with the libraries loaded."""
 
 _DASK = "dask://"
 _CONNECT_SECONDS = 10
-# Below this much text per further worker, starting one costs more than it saves.
-_WORTH_BYTES = 256 << 20
-_COMPRESSION = 12
+_PATIENCE_SECONDS = 60
+"""So long is waited for a worker where a cluster has none any more."""
+
 _PRELOADED = ("pyarrow.compute", "pyarrow.parquet", "tracetool.readers.kineto", __name__)
 _done_so_far: Any = None
 
-_Task = TypeVar("_Task")
+
+class WorkPiece(Protocol):
+    """A piece of work that people can tell from others."""
+
+    @property
+    def name(self) -> str:
+        """What is done, in a few words."""
+
+
+_Task = TypeVar("_Task", bound=WorkPiece)
 _Result = TypeVar("_Result")
-
-
-def run_tasks(
-    tasks: Sequence[Task], progress: Progress, *, jobs: int | None, executor: str | None
-) -> list[SourceOutcome]:
-    """Read all sources; the outcomes are in the order of the tasks.
-
-    Args:
-        tasks: One per source.
-        progress: Told about bytes read.
-        jobs: Worker processes; by default as many as cores, memory and the size of the sources allow.
-        executor: ``dask://HOST:PORT`` of a cluster whose workers reach the same paths.
-
-    Raises:
-        IngestError: If the executor cannot be used.
-        OSError: If a part cannot be written.
-    """
-    progress.start(sum(task.discovered.source.size_bytes for task in tasks))
-    if executor is not None:
-        return on_cluster(read_source, tasks, [t.discovered.source.size_bytes for t in tasks], progress, executor)
-    count = min(len(tasks), jobs if jobs is not None else _sensible_jobs(tasks))
-    if count <= 1:
-        return [read_source(task, progress.advance) for task in tasks]
-    return in_processes(read_source, tasks, progress, count)
 
 
 def available_memory_bytes() -> int:
@@ -213,18 +73,6 @@ def usable_cores() -> int:
     return cores
 
 
-def _sensible_jobs(tasks: Sequence[Task]) -> int:
-    text = sum(_text_bytes(task) for task in tasks)
-    by_memory = available_memory_bytes() // WORKER_BYTES
-    return max(1, min(usable_cores(), by_memory, text // _WORTH_BYTES))
-
-
-def _text_bytes(task: Task) -> int:
-    """Size of a source's text; that of a compressed one is a guess, good enough to choose the workers by."""
-    plain = task.discovered.source.path.suffix in (".json", ".csv", ".db", ".parquet")
-    return task.discovered.source.size_bytes * (1 if plain else _COMPRESSION)
-
-
 def in_processes(
     work: Callable[[_Task, Callable[[int], None]], _Result], tasks: Sequence[_Task], progress: Progress, jobs: int
 ) -> list[_Result]:
@@ -237,7 +85,36 @@ def in_processes(
         jobs: Worker processes.
 
     Raises:
-        IngestError: If a worker is ended from outside.
+        IngestError: If a worker is ended from outside, and the one that is to do its work as well.
+    """
+    done: dict[int, _Result] = {}
+    try:
+        _in_pool(work, dict(enumerate(tasks)), progress, jobs, done)
+    except BrokenProcessPool:
+        # Memory may have been short for several at once: what is left is done one after another.
+        left = {number: task for number, task in enumerate(tasks) if number not in done}
+        try:
+            _in_pool(work, left, progress, 1, done)
+        except BrokenProcessPool as error:
+            at = next(task.name for number, task in left.items() if number not in done)
+            raise IngestError(
+                f"a worker process was ended from outside, and its successor at {at!r}: perhaps for want of memory.",
+                hint="free memory, or find out who ends processes (the system's log tells)",
+            ) from error
+    return [done[number] for number in range(len(tasks))]
+
+
+def _in_pool(
+    work: Callable[[_Task, Callable[[int], None]], _Result],
+    tasks: Mapping[int, _Task],
+    progress: Progress,
+    jobs: int,
+    done: dict[int, _Result],
+) -> None:
+    """Work on tasks in a pool of processes; ``done`` gets each result under its task's number.
+
+    Raises:
+        BrokenProcessPool: If a worker is ended from outside.
     """
     context = _starting(work.__module__)
     counter = context.Value("q", 0)
@@ -250,20 +127,20 @@ def in_processes(
         )
     ) as pool:
         with _uninterrupted():
-            futures = [pool.submit(_work_in_worker, work, task, flags_now()) for task in tasks]
+            waiting: dict[Future[_Result], int] = {
+                pool.submit(_work_in_worker, work, task, flags_now()): number for number, task in tasks.items()
+            }
         shown = 0
-        waiting: set[Future[_Result]] = set(futures)
         while waiting:
             try:
-                for future in as_completed(waiting, timeout=0.2):
-                    waiting.discard(future)
-                    future.result()
+                for future in as_completed(list(waiting), timeout=0.2):
+                    done[waiting[future]] = future.result()
+                    del waiting[future]
             except TimeoutError:
                 pass
             now = counter.value
             progress.advance(now - shown)
             shown = now
-        return [future.result() for future in futures]
 
 
 def _starting(module: str) -> BaseContext:
@@ -296,11 +173,6 @@ def _stopped_at_once(pool: ProcessPoolExecutor) -> Iterator[Executor]:
     """A pool whose workers do not outlive an interruption."""
     try:
         yield pool
-    except BrokenProcessPool as error:
-        raise IngestError(
-            "a worker process was ended from outside, perhaps for want of memory.",
-            hint=f"try again with {Option.JOBS(1)}",
-        ) from error
     except BaseException:
         pool.shutdown(wait=False, cancel_futures=True)
         for worker in multiprocessing.active_children():
@@ -375,26 +247,85 @@ def on_cluster(
     """
     check_address(address)
     try:
-        client_of: Any = import_module("distributed").Client
+        distributed: Any = import_module("distributed")
     except ImportError as error:
         raise IngestError("Dask is not installed.", hint=installing("dask")) from error
     try:
-        client = client_of(f"tcp://{address.removeprefix(_DASK)}", timeout=_CONNECT_SECONDS)
+        client = distributed.Client(f"tcp://{address.removeprefix(_DASK)}", timeout=_CONNECT_SECONDS)
     except OSError as error:
         raise IngestError(f"no Dask scheduler answers at {address}: {error}.", hint="check host and port") from error
-    with client:
-        pool: Executor = client.get_executor(pure=False)
-        futures = [pool.submit(partial(_work_on_cluster, work, task, flags_now())) for task in tasks]
+    with client, _cluster_errors(address):
+        # The scheduler's dashboard shows keys without what tells them apart.
+        futures = [
+            client.submit(
+                _work_on_cluster, work, task, flags_now(), code_digest(), key=f"{task.name}-{uuid4().hex}", pure=False
+            )
+            for task in tasks
+        ]
         size_of = dict(zip(futures, sizes, strict=True))
-        for future in as_completed(futures):
+        for future in _completed(distributed, client, futures):
             future.result()
             progress.advance(size_of[future])
         return [future.result() for future in futures]
 
 
+def _completed(distributed: Any, client: Any, futures: Sequence[Any]) -> Iterator[Any]:
+    """Futures as they are done.
+
+    Raises:
+        IngestError: If the cluster has no worker for long.
+    """
+    waiting, had_workers = set(futures), time.monotonic()
+    while waiting:
+        try:
+            for future in distributed.as_completed(list(waiting), timeout=min(5, _PATIENCE_SECONDS)):
+                waiting.discard(future)
+                yield future
+        except TimeoutError:
+            pass
+        if client.nthreads():
+            had_workers = time.monotonic()
+        elif time.monotonic() - had_workers > _PATIENCE_SECONDS:
+            raise IngestError(
+                f"the Dask cluster has no workers, {len(waiting)} of {len(futures)} pieces of work are left.",
+                hint="start some: dask worker HOST:PORT",
+            )
+
+
+@contextmanager
+def _cluster_errors(address: str) -> Iterator[None]:
+    """Says what went wrong with a cluster, and what to do.
+
+    Raises:
+        IngestError: If so.
+    """
+    scheduling: Any = import_module("distributed.scheduler")
+    client: Any = import_module("distributed.client")
+    try:
+        yield
+    except scheduling.KilledWorker as error:
+        name = str(error.task).rpartition("-")[0]
+        raise IngestError(
+            f"{error.allowed_failures + 1} workers of {address} ended at {name!r}: perhaps for want of memory.",
+            hint="give workers more memory (dask worker --memory-limit), or look at their logs",
+        ) from error
+    except (client.FutureCancelledError, import_module("distributed.comm").CommClosedError) as error:
+        raise IngestError(f"the Dask scheduler at {address} was lost: {error}.", hint="start it, and again") from error
+    except ImportError as error:
+        raise IngestError(
+            f"workers of {address} cannot do the work: {error}.",
+            hint="install tracetool on all machines of the cluster",
+        ) from error
+
+
 def _work_on_cluster(
-    work: Callable[[_Task, Callable[[int], None]], _Result], task: _Task, flags: dict[str, str]
+    work: Callable[[_Task, Callable[[int], None]], _Result], task: _Task, flags: dict[str, str], code: str
 ) -> _Result:
+    if code_digest() != code:
+        raise IngestError(
+            "a worker of the cluster has other code of tracetool than this machine.",
+            hint="install the same version on all machines of the cluster",
+        )
     # What is done on another machine shows when its task is done.
     with typed_as(flags):
         return work(task, lambda _count: None)

@@ -17,7 +17,7 @@ from tracetool.model.pipeline import P2P_MODES, ActionCost, Pipeline, RankProfil
 from tracetool.model.schedule import OBSERVED, schedule_from_orders
 from tracetool.model.timeline import measure
 from tracetool.reconstruction import record_steps
-from tracetool.store import whole_file
+from tracetool.store.place import RECORDING
 from tracetool.tables.fields import WithFigures, as_struct, doc, fields_of, per_rank
 from tracetool.tables.metrics import OF_RANK, OF_STEP
 from tracetool.version import __version__
@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from tracetool.store.run import Run
 
 RECORDING_VERSION = 1
-RECORDING = "recording.json"
 MOST_STEPS = 8
 """So many steps are looked at where none are kept: as many as ingest keeps."""
 
@@ -250,8 +249,7 @@ def keep_recording(run: Run, reconstruction: Reconstruction) -> None:
         complete_steps=sum(step.status == "complete" for step in reconstruction.steps),
         devices=_devices(run),
     )
-    with whole_file(run.path / RECORDING) as file:
-        file.write(msgspec.json.encode(recording) + b"\n")
+    run.write(RECORDING, msgspec.json.encode(recording) + b"\n")
 
 
 def recording_of(run: Run, *, pipeline: int = 0, most: int = MOST_STEPS) -> Recording:
@@ -286,7 +284,7 @@ def _devices(run: Run) -> list[str]:
 def kept_recording(run: Run) -> Recording | None:
     """What a Run keeps of its first pipeline; None if that is nothing, damaged, or in another form."""
     try:
-        kept = msgspec.json.decode((run.path / RECORDING).read_bytes(), type=Recording)
+        kept = msgspec.json.decode(run.file(RECORDING).read_bytes(), type=Recording)
     except (OSError, msgspec.MsgspecError):
         return None
     same = kept.version == RECORDING_VERSION and kept.digest == str(run.manifest.get("digest", ""))

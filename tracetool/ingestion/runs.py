@@ -26,7 +26,8 @@ from tracetool.reconstruction.memory.log import record_snapshots_apart_in_time
 from tracetool.reconstruction.steps import step_facts
 from tracetool.schedules.names import best_fit
 from tracetool.store import as_paths
-from tracetool.store.run import Run, is_run
+from tracetool.store.place import is_run
+from tracetool.store.run import Run
 from tracetool.tables import collecting_rarely
 from tracetool.tables.metrics import OF_RANK, OF_STEP
 from tracetool.tables.run import WHOLE_RANK

@@ -7,10 +7,12 @@ import re
 import stat
 from typing import TYPE_CHECKING
 
-from tracetool.errors import IngestError, Option, UnknownFormat
+from tracetool.errors import IngestError, NotARun, Option, UnknownFormat
 from tracetool.readers import Left
-from tracetool.readers.files import ByteStream
-from tracetool.store.run import MANIFEST, is_run
+from tracetool.readers.files import ByteStream, opens_like_tar
+from tracetool.store import is_local
+from tracetool.store.objects import Objects
+from tracetool.store.place import MANIFEST, is_run, is_unfinished
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -34,16 +36,17 @@ def walk(paths: Sequence[Path], failed: list[Left], left: list[Left]) -> tuple[l
     """
     files: list[Path] = []
     named: list[Path] = []
-    for path in paths:
+    for given in paths:
         try:
+            path = given if is_local(given) else _copied(given, left)
             mode = path.stat().st_mode
         except (OSError, ValueError) as error:
-            missing = isinstance(error, FileNotFoundError) and not path.is_symlink()
+            missing = isinstance(error, FileNotFoundError) and not (is_local(given) and given.is_symlink())
             why = "does not exist" if missing else f"cannot be read: {getattr(error, 'strerror', None) or error}"
-            hint = _near(path) if missing else None
-            raise IngestError(f"{path} {why}.", hint=hint) from error
+            hint = _near(given) if missing else None
+            raise IngestError(f"{given} {why}.", hint=hint) from error
         if stat.S_ISDIR(mode) and _holds_run(path):
-            raise UnknownFormat(f"{path} is a Run already.", hint=f"use it: tracetool info {path}")
+            raise UnknownFormat(f"{given} is a Run already.", hint=f"use it: tracetool info {given}")
         if stat.S_ISDIR(mode):
             files += _below(path, failed, left)
         elif stat.S_ISREG(mode):
@@ -55,6 +58,54 @@ def walk(paths: Sequence[Path], failed: list[Left], left: list[Left]) -> tuple[l
             )
     readable = [file for file in dict.fromkeys(files) if _is_readable(file, failed)]
     return readable, [file for file in named if file in readable]
+
+
+_SMALL_BYTES = 4 << 20
+# gzip, zstd, SQLite, Parquet, a pickle, UTF-8's and UTF-16's marks.
+_TRACE_MARKS = (
+    b"\x1f\x8b",
+    b"\x28\xb5\x2f\xfd",
+    b"SQLite format 3",
+    b"PAR1",
+    b"\x80",
+    b"\xef\xbb\xbf",
+    b"\xff\xfe",
+    b"\xfe\xff",
+)
+_HEAD_BYTES = 512
+
+
+def _copied(url: Path, left: list[Left]) -> Path:
+    """A copy on this machine of what lies below a URL, without large files that are no traces, and Runs.
+
+    Raises:
+        FileNotFoundError: If nothing lies there.
+        NotARun: If it is what is left of a Run that was not finished.
+        StoreError: If the store refuses, or cannot be reached.
+        UnknownFormat: If it is a Run.
+    """
+    objects = Objects(url)
+    if is_unfinished(objects.sizes):
+        raise NotARun(f"{url} is a Run that was not finished.", hint=f"ingest the traces again, with {Option.FORCE.on}")
+    manifests = [name for name in objects.sizes if name.rpartition("/")[2] == MANIFEST]
+    objects.copy(manifests)
+    runs = [name.removesuffix(MANIFEST) for name in manifests if _holds_run((objects.folder / name).parent)]
+    if "" in runs:
+        raise UnknownFormat(f"{url} is a Run already.", hint=f"use it: tracetool info {url}")
+    of_runs = {name for name in objects.sizes if any(map(name.startswith, runs)) and name not in manifests}
+    large = [name for name, size in objects.sizes.items() if size > _SMALL_BYTES and name not in of_runs]
+    heads = objects.heads(large, _HEAD_BYTES)
+    unlike = {name for name, head in heads.items() if not _opens_like_trace(head)}
+    left += [Left(url / name, "not copied from there: it opens like no trace") for name in sorted(unlike)]
+    left += [Left(url / name, "not copied from there: its name cannot be a file's here") for name in objects.odd]
+    wanted = [name for name in objects.sizes if name not in of_runs and name not in unlike]
+    objects.only(wanted)
+    objects.copy(wanted)
+    return objects.folder
+
+
+def _opens_like_trace(head: bytes) -> bool:
+    return head.startswith(_TRACE_MARKS) or b"\0" not in head or opens_like_tar(head)
 
 
 def _near(path: Path) -> str:

@@ -13,7 +13,8 @@ from tracetool.ingestion import cached_run, discover
 from tracetool.model.notice import unasked
 from tracetool.overlap.hidden import hidden_work
 from tracetool.overlap.products import ProductShape, Tile, tile_of
-from tracetool.store.run import Run, is_run
+from tracetool.store.place import is_run
+from tracetool.store.run import Run
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

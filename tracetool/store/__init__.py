@@ -1,6 +1,6 @@
 """A Run on disk, and the questions that it answers in SQL.
 
-Paths on this machine, and URLs of object stores that behave like them (``s3://bucket/traces``).
+Paths on this machine, and URLs of object stores (``s3://bucket/traces``).
 
 URLs go through fsspec (universal_pathlib), an extra: whatever it has a file system for can be read and written.
 
@@ -15,7 +15,7 @@ import shutil
 from collections.abc import Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, Self, cast
+from typing import IO, TYPE_CHECKING, Self, cast
 
 from tracetool.errors import StoreError, TraceToolError, installing
 from tracetool.tables.run import TABLES
@@ -23,13 +23,13 @@ from tracetool.tables.run import TABLES
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    import duckdb
     import pyarrow as pa
     import pyarrow.parquet as pq
 
     from tracetool.tables.run import Table
 
 _MARK = "://"
+_HERE = "file://"
 _WILD = re.compile(r"([*?\[])")
 
 
@@ -43,6 +43,8 @@ def as_path(text: str | Path) -> Path:
         return text
     if _MARK not in text:
         return Path(text)
+    if text.startswith(_HERE):
+        return Path(text.removeprefix(_HERE))
     try:
         from upath import UPath
 
@@ -70,36 +72,9 @@ def is_local(path: Path) -> bool:
     return isinstance(path, Path)
 
 
-def location(path: Path) -> str:
-    """The path as DuckDB names it."""
-    if is_local(path):
-        return str(path.absolute())
-    remote: Any = path
-    return f"{remote.protocol}{_MARK}{remote.path}"
-
-
-def pattern(folder: str) -> str:
-    """A folder as DuckDB's patterns name it: what has a meaning in them stands for itself."""
-    return _WILD.sub(r"[\1]", folder)
-
-
-def remove_tree(path: Path) -> None:
-    """Remove a folder and everything in it; one that is not there is none."""
-    if is_local(path):
-        import shutil
-
-        shutil.rmtree(path, ignore_errors=True)
-        return
-    remote: Any = path
-    if remote.exists():
-        remote.fs.rm(remote.path, recursive=True)
-
-
-def make_readable(connection: duckdb.DuckDBPyConnection, path: Path) -> None:
-    """Let a DuckDB connection open files below a path on another machine."""
-    if not is_local(path):
-        remote: Any = path
-        connection.register_filesystem(remote.fs)
+def pattern(path: Path) -> str:
+    """A path as DuckDB's patterns name it: what has a meaning in them stands for itself."""
+    return _WILD.sub(r"[\1]", str(path.absolute()))
 
 
 WHOLE = "run"
@@ -113,17 +88,20 @@ _GROUP_BYTES = 64 << 20
 _MARGIN_BYTES = 64 << 20
 
 
-def check_room(folder: Path) -> None:
+def check_room(folder: Path, needed_bytes: int = 0) -> None:
     """Stop before a disk is full: a small file may hold any number of events.
 
+    Args:
+        folder: Where is to be written.
+        needed_bytes: How much is written, if that is known.
+
     Raises:
-        OSError: If less than a margin is free where the folder is.
+        OSError: If less than that and a margin is free where the folder is.
     """
-    if not is_local(folder):
-        return
     free = shutil.disk_usage(folder).free
-    if free < _MARGIN_BYTES:
-        raise OSError(errno.ENOSPC, f"only {free >> 20} MiB are free where {folder} is")
+    if free < needed_bytes + _MARGIN_BYTES:
+        needed = f", and {needed_bytes >> 20} MiB are needed" if needed_bytes else ""
+        raise OSError(errno.ENOSPC, f"only {free >> 20} MiB are free where {folder} is{needed}")
 
 
 def part_path(run: Path, table: str, part: str) -> Path:
@@ -193,11 +171,11 @@ def write_part(run: Path, name: str, rows: pa.Table) -> None:
         writer.write_table(rows.cast(TABLES[name].arrow_schema()))
 
 
-def read_parts(run: Path, name: str, columns: Sequence[str]) -> pa.Table:
-    """All parts of a table, in the order of their names.
+def read_parts(files: Sequence[Path], name: str, columns: Sequence[str]) -> pa.Table:
+    """All parts of a table, one below another.
 
     Args:
-        run: Folder of the Run.
+        files: Those of the parts.
         name: The table.
         columns: Columns to read.
 
@@ -208,7 +186,7 @@ def read_parts(run: Path, name: str, columns: Sequence[str]) -> pa.Table:
     import pyarrow.parquet as pq
 
     read = []
-    for path in sorted((run / name).glob("*.parquet")):
+    for path in files:
         try:
             with path.open("rb") as file:
                 read.append(pq.ParquetFile(file).read(columns=list(columns)))
@@ -221,10 +199,6 @@ def read_parts(run: Path, name: str, columns: Sequence[str]) -> pa.Table:
 def whole_file(target: Path) -> Iterator[IO[bytes]]:
     """A file to write that is there as a whole or not at all."""
     target.parent.mkdir(parents=True, exist_ok=True)
-    if not is_local(target):
-        with target.open("wb") as file:  # object stores show a file only once it is closed
-            yield file
-        return
     aside = target.with_suffix(".tmp")
     with aside.open("wb") as file:
         yield file

@@ -64,8 +64,10 @@ class Catalog(Lens):
     @cached_property
     def connection(self) -> duckdb.DuckDBPyConnection:
         """An in-memory DuckDB with a schema per Run; queries reach no files beyond the Runs and change nothing."""
+        for run in self.runs.values():
+            run.have(TABLES)
         connection = connect(
-            [run.path for run in self.runs.values()], sum(run.size_bytes for run in self.runs.values())
+            [run.folder for run in self.runs.values()], sum(run.size_bytes for run in self.runs.values())
         )
         connection.execute(sql_text("macros"))
         for name, run in self.runs.items():
@@ -116,6 +118,7 @@ def save_database(runs: Mapping[str, Run], path: Path) -> None:
             if len(runs) > 1:
                 connection.execute(f'CREATE SCHEMA "{name}"')
                 connection.execute(f"SET schema = '{name}'")
-            connection.execute(view_statements(table_sources(run.path), tables="TABLE"))
+            run.have(TABLES)
+            connection.execute(view_statements(table_sources(run.folder), tables="TABLE"))
         if len(runs) > 1:
             _make_views_of_all(connection, list(runs))

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, cast
 import msgspec
 
 from tracetool.errors import BadQuery, command_or_call
-from tracetool.store import is_local, location, make_readable, pattern
+from tracetool.store import pattern
 from tracetool.tables.fields import doc
 from tracetool.tables.metrics import IN_REPORTS
 from tracetool.tables.results import FIELDS, OF_A_PREDICTION, P2P_MODES
@@ -53,15 +53,13 @@ def connect(folders: Sequence[Path], size_bytes: int) -> duckdb.DuckDBPyConnecti
     connection.execute("SET python_enable_replacements = false")
     connection.execute("SET enable_progress_bar = false")
     connection.execute(f"SET memory_limit = '{_QUERY_MEMORY}'")
-    if all(map(is_local, folders)) and size_bytes < _SMALL_BYTES:
+    if size_bytes < _SMALL_BYTES:
         # Threads cost more than they bring on small tables, most of all beside other processes.
         connection.execute("SET threads = 1")
     # What each file holds takes longer to read than what is asked for, even of a few.
     connection.execute("SET parquet_metadata_cache = true")
-    allowed = dict.fromkeys(name for folder in folders for name in (location(folder), pattern(location(folder))))
+    allowed = dict.fromkeys(name for folder in folders for name in (str(folder.absolute()), pattern(folder)))
     connection.execute(f"SET allowed_directories = [{', '.join(map(quoted, allowed))}]")
-    for folder in folders:
-        make_readable(connection, folder)
     connection.execute("SET enable_external_access = false")
     return connection
 
@@ -73,12 +71,12 @@ def seal(connection: duckdb.DuckDBPyConnection) -> None:
 
 def table_sources(folder: Path) -> dict[str, str]:
     """For each table of a Run, what to select from to read it."""
-    return {name: f"read_parquet({quoted(f'{pattern(location(folder))}/{name}/*.parquet')})" for name in TABLES}
+    return {name: f"read_parquet({quoted(f'{pattern(folder)}/{name}/*.parquet')})" for name in TABLES}
 
 
 def files_source(folder: Path, names: Iterable[str]) -> str:
     """What to select from to read some of a Run's files, named within it."""
-    return f"read_parquet([{', '.join(quoted(f'{pattern(location(folder))}/{name}') for name in names)}])"
+    return f"read_parquet([{', '.join(quoted(f'{pattern(folder)}/{name}') for name in names)}])"
 
 
 def empty_source(table: Table) -> str:
@@ -96,6 +94,7 @@ class Views:
         connection: They are made in its current schema.
         sources: For each table, what its view selects from.
         tables: Whether tables are views of that, or copies.
+        have: Told which of them are wanted before they are opened.
     """
 
     def __init__(
@@ -104,8 +103,10 @@ class Views:
         sources: Mapping[str, str],
         *,
         tables: Literal["VIEW", "TABLE"] = "VIEW",
+        have: Callable[[Iterable[str]], None] = lambda _names: None,
     ) -> None:
         self._connection = connection
+        self._have = have
         self._waiting = _creating(sources, tables)
         self._macros = sql_text("macros")
 
@@ -129,7 +130,9 @@ class Views:
         if self._macros and (words is None or not wanted.isdisjoint(_MACRO.findall(self._macros))):
             self._connection.execute(self._macros)
             self._macros = ""
-        for name in [name for name in self._waiting if name in wanted]:
+        made = [name for name in self._waiting if name in wanted]
+        self._have(name for name in made if name in TABLES)
+        for name in made:
             self._connection.execute(self._waiting[name])
             del self._waiting[name]
 

@@ -8,37 +8,29 @@ import os
 import shutil
 import tempfile
 from collections import defaultdict
+from contextlib import contextmanager, nullcontext
 from copy import copy
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
-from tracetool.errors import AlreadyExists, NotARun, Option, SchemaVersion, StoreError, UnknownName, command_or_call
-from tracetool.store import (
-    WHOLE,
-    as_path,
-    is_local,
-    part_path,
-    read_parts,
-    remove_tree,
-    source_part,
-    whole_file,
-    write_part,
-)
+from tracetool.errors import NotARun, SchemaVersion, StoreError, UnknownName, command_or_call
+from tracetool.store import WHOLE, as_path, is_local, part_path, read_parts, source_part, whole_file, write_part
 from tracetool.store.kept import from_bytes, to_bytes
+from tracetool.store.objects import RunObjects, handed_over, put_folder
+from tracetool.store.place import HANDED, KEPT, MANIFEST, PART, check_free, part_sizes
 from tracetool.store.query import Lens, Views, connect, empty_source, files_source, seal, table_sources
 from tracetool.tables.run import SCHEMA_VERSION, TABLES
 from tracetool.version import code_digest
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from contextlib import AbstractContextManager
     from types import TracebackType
 
     import duckdb
     import pyarrow as pa
 
-MANIFEST = "manifest.json"
-_KEPT = ".kept"
 _WORTH_FILES = 32
 _MOST_HELD_BYTES = 48_000_000
 
@@ -58,24 +50,16 @@ class RunWriter:
     """
 
     def __init__(self, path: Path, *, force: bool = False) -> None:
-        if path.exists():
-            if not (path / MANIFEST).is_file():
-                raise AlreadyExists(f"{path} exists and is no Run.", hint="choose another name")
-            if not force:
-                raise AlreadyExists(f"the Run {path} exists.", hint=f"add {Option.FORCE.on} to replace it")
+        check_free(path, force=force)
         try:
             str(path).encode()
         except UnicodeEncodeError as error:
             raise StoreError(f"{path} is no name in UTF-8.", hint="choose another name") from error
         self._path = path
-        if not is_local(path):
-            # Object stores cannot rename: a Run is one once its manifest is there, which is written last.
-            remove_tree(path)
-            self.folder = path
-            return
         try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            self.folder = Path(tempfile.mkdtemp(prefix=f".{path.name}.", dir=path.parent))
+            if is_local(path):
+                path.parent.mkdir(parents=True, exist_ok=True)
+            self.folder = Path(tempfile.mkdtemp(prefix=f".{path.name}.", dir=path.parent if is_local(path) else None))
         except OSError as error:
             raise StoreError(
                 f"could not write {path}: {error}.",
@@ -88,10 +72,15 @@ class RunWriter:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if is_local(self.folder) or kind is not None:
-            remove_tree(self.folder)
+        shutil.rmtree(self.folder, ignore_errors=True)
         if isinstance(error, OSError):
             raise StoreError(f"could not write {self._path}: {error}.", hint="check the disk") from error
+
+    def handing_over(self) -> AbstractContextManager[Path]:
+        """Where workers elsewhere put parts that the Run gets afterwards: its own folder, which they are to reach."""
+        if is_local(self._path):
+            return nullcontext(self.folder)
+        return handed_over(self._path / f"{HANDED}{os.urandom(4).hex()}", self.folder)
 
     def drop_part(self, part: str) -> None:
         """Take back everything that a part holds."""
@@ -115,7 +104,9 @@ class RunWriter:
         _write_manifest(self.folder, {"schema_version": SCHEMA_VERSION, **manifest})
         if complete is not None:
             complete(Run(self.folder, name=str(self._path)))
-        if not is_local(self.folder):
+        if not is_local(self._path):
+            # Nothing can be renamed there: a Run is one once its manifest is there, which is put last.
+            put_folder(self.folder, self._path, last=MANIFEST)
             return
         self.folder.chmod(0o755)
         # A folder cannot be renamed over a full one: the old Run steps aside first.
@@ -135,23 +126,30 @@ class Run(Lens):
     """A Run that was opened for reading.
 
     Args:
-        path: Its folder.
+        path: Its folder, or the URL of one.
         name: What to call it in messages, if not by its path.
+
+    Attributes:
+        path: As it was named.
+        folder: Where its files are on this machine: of a Run on an object store copies, made once they are needed.
 
     Raises:
         NotARun: If the folder has no readable manifest, or lacks a table or a part of one.
         SchemaVersion: If another major version of the schema wrote it.
+        StoreError: If it is on an object store that refuses, or cannot be reached.
     """
 
     def __init__(self, path: Path | str, *, name: str | None = None) -> None:
         path = as_path(path) if isinstance(path, str) else path
         self.path = path
         self.name = name or str(path)
+        self._objects = None if is_local(path) else RunObjects(path, MANIFEST)
+        self.folder = path if self._objects is None else self._objects.folder
         self._through: Mapping[str, str] = {}
         self._narrowed: Mapping[str, Sequence[str]] = {}
         self._is_held = False
         try:
-            self.manifest: dict[str, Any] = json.loads((path / MANIFEST).read_text(encoding="utf-8"))
+            self.manifest: dict[str, Any] = json.loads(self.file(MANIFEST).read_text(encoding="utf-8"))
             version = str(self.manifest["schema_version"])
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise NotARun(
@@ -165,16 +163,35 @@ class Run(Lens):
             )
         # What a later minor version brought is empty in an older Run.
         self._later = frozenset(name for name, declared in TABLES.items() if declared.since_minor > _minor(version))
-        parts = {name: sorted((path / name).glob("*.parquet")) for name in TABLES if name not in self._later}
-        absent = [name for name, files_of in parts.items() if not files_of]
+        self._sizes = self._listed()
+        absent = set(TABLES) - self._later - {name.partition("/")[0] for name in self._sizes}
         if absent:
-            raise NotARun(f"{path} lacks {', '.join(absent)}.", hint="ingest the traces again")
-        self._sizes = {
-            f"{name}/{file.name}": _whole_size(file) for name, files_of in parts.items() for file in files_of
-        }
-        cut = [name for name, size in self._sizes.items() if not size]
-        if cut:
+            raise NotARun(f"{path} lacks {', '.join(sorted(absent))}.", hint="ingest the traces again")
+        if cut := [name for name, size in self._sizes.items() if not size]:
             raise NotARun(f"{path}: {', '.join(cut)} is cut off.", hint="ingest the traces again")
+
+    def _listed(self) -> dict[str, int]:
+        """Of each file of the tables its size; 0 of one that is cut off."""
+        sizes = part_sizes(self.folder) if self._objects is None else self._objects.sizes
+        return {name: size for name, size in sizes.items() if PART.fullmatch(name)}
+
+    def have(self, tables: Iterable[str]) -> None:
+        """Have the files of tables that questions open in ``folder``: of a Run on an object store, copies of them."""
+        if self._objects is not None:
+            wanted = set(tables)
+            self._objects.have(name for name in self._opened if name.partition("/")[0] in wanted)
+
+    def files(self, table: str) -> list[Path]:
+        """All files of a table on this machine, in the order of their names."""
+        if self._objects is not None:
+            self._objects.have(name for name in self._sizes if name.startswith(f"{table}/"))
+        return sorted((self.folder / table).glob("*.parquet"))
+
+    def file(self, name: str) -> Path:
+        """A file of the Run beside its tables on this machine, whether it is there or not."""
+        if self._objects is not None:
+            self._objects.have([name])
+        return self.folder / name
 
     def __repr__(self) -> str:
         return f"<Run {self.name}>"
@@ -182,7 +199,12 @@ class Run(Lens):
     @property
     def size_bytes(self) -> int:
         """Of the files that questions of it open."""
-        return sum(s for n, s in self._sizes.items() if n in self._narrowed.get(n.partition("/")[0], (n,)))
+        return sum(self._opened.values())
+
+    @property
+    def _opened(self) -> dict[str, int]:
+        """The files that questions open, with their sizes."""
+        return {n: s for n, s in self._sizes.items() if n in self._narrowed.get(n.partition("/")[0], (n,))}
 
     @property
     def connection(self) -> duckdb.DuckDBPyConnection:
@@ -194,9 +216,9 @@ class Run(Lens):
 
     @cached_property
     def _views(self) -> Views:
-        connection = connect([self.path], self.size_bytes)
+        connection = connect([self.folder], self.size_bytes)
         seal(connection)
-        return Views(connection, self.sources, tables="TABLE" if self._is_held else "VIEW")
+        return Views(connection, self.sources, tables="TABLE" if self._is_held else "VIEW", have=self.have)
 
     def _connection_for(self, sql: str) -> duckdb.DuckDBPyConnection:
         return self._views.made_for(sql)
@@ -229,13 +251,13 @@ class Run(Lens):
         if name in self._through or name in self._later:
             rows = self.arrow(f"SELECT {', '.join(chosen)} FROM {name}")
             return rows.cast(TABLES[name].arrow_schema(chosen))
-        return read_parts(self.path, name, chosen)
+        return read_parts(self.files(name), name, chosen)
 
     @property
     def sources(self) -> dict[str, str]:
         """For each table, what its view selects from."""
-        sources = table_sources(self.path) | {name: empty_source(TABLES[name]) for name in self._later}
-        sources |= {name: files_source(self.path, names) for name, names in self._narrowed.items()}
+        sources = table_sources(self.folder) | {name: empty_source(TABLES[name]) for name in self._later}
+        sources |= {name: files_source(self.folder, names) for name, names in self._narrowed.items()}
         return sources | {name: _over(query, sources[name]) for name, query in self._through.items()}
 
     def overlay(self, queries: Mapping[str, str]) -> Run:
@@ -308,10 +330,11 @@ class Run(Lens):
             tables: Rows of tables made from the ingested ones.
             manifest: Entries to add or replace.
         """
-        for name, rows in tables.items():
-            write_part(self.path, name, rows)
         self.manifest |= manifest
-        _write_manifest(self.path, self.manifest)
+        with self._writing() as folder:
+            for name, rows in tables.items():
+                write_part(folder, name, rows)
+            _write_manifest(folder, self.manifest)
         self.__dict__.pop("_views", None)
 
     def keep(self, name: str, value: object) -> None:
@@ -321,9 +344,25 @@ class Run(Lens):
             name: What to call it.
             value: Made of the product's own dataclasses, named tuples and enumerations, and of plain data.
         """
-        with whole_file(self.path / f"{name}{_KEPT}") as file:
-            file.write(self._made_of())
-            file.write(to_bytes(value))
+        self.write(f"{name}{KEPT}", self._made_of() + to_bytes(value))
+
+    def write(self, name: str, content: bytes) -> None:
+        """Write a file of the Run beside its tables; it changes in one step."""
+        with self._writing() as folder, whole_file(folder / name) as file:
+            file.write(content)
+
+    @contextmanager
+    def _writing(self) -> Iterator[Path]:
+        """Where files that the Run is to have are written: its folder, or one from which they are put there."""
+        if self._objects is None:
+            yield self.folder
+            return
+        with tempfile.TemporaryDirectory(prefix="tracetool-") as aside:
+            yield Path(aside)
+            put_folder(Path(aside), self.path, last=MANIFEST, is_whole=False)
+        self._objects = RunObjects(self.path, MANIFEST)
+        self.folder = self._objects.folder
+        self._sizes = self._listed()
 
     def kept(self, name: str) -> object | None:
         """What :meth:`keep` was given; None if nothing was, or by other code, of other tables, or not to be trusted.
@@ -333,7 +372,7 @@ class Run(Lens):
         if self.is_overlaid:
             return None
         try:
-            text = (self.path / f"{name}{_KEPT}").read_bytes()
+            text = self.file(f"{name}{KEPT}").read_bytes()
             made_of = self._made_of()
             return from_bytes(text[len(made_of) :]) if text.startswith(made_of) else None
         except Exception:
@@ -357,15 +396,3 @@ def _over(query: str, table: str) -> str:
 def _write_manifest(folder: Path, manifest: dict[str, Any]) -> None:
     with whole_file(folder / MANIFEST) as file:
         file.write((json.dumps(manifest, indent=2, sort_keys=True) + "\n").encode())
-
-
-def _whole_size(path: Path) -> int:
-    """Size of a Parquet file that has its closing mark; 0 for one that is cut off."""
-    with path.open("rb") as file:
-        size = file.seek(0, os.SEEK_END)
-        return size if size > 12 and file.seek(-4, os.SEEK_END) > 0 and file.read() == b"PAR1" else 0
-
-
-def is_run(path: Path) -> bool:
-    """Whether the path looks like a Run (a folder with a manifest)."""
-    return (path / MANIFEST).is_file()

@@ -15,7 +15,7 @@ from tracetool.replays.problem import pose
 from tracetool.schedules import build_schedule, needs_costs, tuning_of
 from tracetool.sweeps.replays import Replays
 from tracetool.sweeps.results import SweepPoint
-from tracetool.units import format_size
+from tracetool.units import format_count, format_size
 from tracetool.whatif.accuracy import known_error
 from tracetool.whatif.best import rests_on
 from tracetool.whatif.memory_limit import PEAK_ERROR_RATIO, all_fit, is_near_the_limit, most_lacking
@@ -49,6 +49,11 @@ class ColumnPiece:
     chunks: int | None = None
     time_limit_s: float = 5.0
     own_error: float | None = None
+
+    @property
+    def name(self) -> str:
+        """What is done, in a few words."""
+        return f"sweep {self.column.schedule} over {format_count(self.column.size, 'point')}"
 
 
 def evaluate(piece: ColumnPiece, advance: Callable[[int], None]) -> list[SweepPoint]:

@@ -15,6 +15,7 @@ from importlib import import_module
 from typing import IO, TYPE_CHECKING, Any, cast
 
 from tracetool.readers.files.tar_stream import TarStream
+from tracetool.store.objects import place_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -54,7 +55,7 @@ class ByteStream:
         advance: Callable[[int], None] | None = None,
         inflater: Any = None,
     ) -> None:
-        self.name = f"{path}:{member}" if member else str(path)
+        self.name = f"{place_of(path)}:{member}" if member else place_of(path)
         self.broken: str | None = None
         self.is_plain = False
         self._path = path
@@ -141,7 +142,12 @@ class Archive:
 
 def is_archive(path: Path) -> bool:
     """Whether a file is a tar archive, plain or compressed."""
-    return ByteStream(path).head(512)[_TAR_MARK] == b"ustar"
+    return opens_like_tar(ByteStream(path).head(512))
+
+
+def opens_like_tar(head: bytes) -> bool:
+    """Whether these are the first 512 bytes of a tar archive."""
+    return head[_TAR_MARK] == b"ustar"
 
 
 def _first(content: Readable, size: int) -> bytes:

@@ -6,10 +6,9 @@ import os
 import shutil
 from typing import TYPE_CHECKING
 
-from tracetool.ingestion.recording import RECORDING
 from tracetool.ingestion.runs import idle_table, timeline_tables
 from tracetool.readers import rows_table
-from tracetool.store import is_local
+from tracetool.store.place import RECORDING
 from tracetool.store.run import RunWriter
 from tracetool.tables.results import OF_A_PREDICTION, P2P_MODES
 from tracetool.tables.run import TABLES
@@ -48,10 +47,10 @@ def write_replayed_run(answer: Answer, run: Run, path: Path, command: str, *, fo
     replayed: list[str] = tables["metrics"].column("timeline").unique().to_pylist()[1:]
     with RunWriter(path, force=force) as writer:
         for name in (name for name in TABLES if name not in tables):
-            for part in (run.path / name).glob("*.parquet"):
+            for part in run.files(name):
                 _share(part, writer.folder / name / part.name)
-        if (run.path / RECORDING).is_file():
-            _share(run.path / RECORDING, writer.folder / RECORDING)
+        if (recording := run.file(RECORDING)).is_file():
+            _share(recording, writer.folder / RECORDING)
         entry = {"command": command, "timelines": replayed}
         writer.commit(run.manifest | {"replayed": entry}, tables)
     return replayed
@@ -106,9 +105,6 @@ def _renamed(rows: pa.Table, timeline: str) -> pa.Table:
 
 def _share(source: Path, target: Path) -> None:
     target.parent.mkdir(parents=True, exist_ok=True)
-    if not (is_local(source) and is_local(target)):
-        target.write_bytes(source.read_bytes())
-        return
     try:
         os.link(source, target)
     except OSError:
