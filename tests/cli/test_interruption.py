@@ -10,7 +10,6 @@ import subprocess
 import sys
 import time
 from collections import namedtuple
-from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 
 import pytest
@@ -18,8 +17,9 @@ from helpers.recorded import SAMPLES
 from helpers.thorough import spread
 
 from tracetool.cli import run
-from tracetool.errors import IngestError, StoreError, TraceToolError, UnknownName
-from tracetool.ingestion import IngestOptions, executors, ingest
+from tracetool.errors import StoreError, TraceToolError, UnknownName
+from tracetool.ingestion import ingest
+from tracetool.store.run import Run
 
 pytestmark = pytest.mark.skipif(not Path("/proc/self").exists(), reason="looks for processes in /proc")
 
@@ -70,6 +70,10 @@ def _members(group: int) -> list[int]:
         if int(session) == group and state != "Z":
             found.append(int(folder.name))
     return found
+
+
+def _parent(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[1])
 
 
 def _gone(group: int) -> bool:
@@ -173,14 +177,21 @@ def test_it_stops_before_the_disk_is_full(traces: Path, tmp_path: Path, monkeypa
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_worker_that_is_ended_from_outside_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken(*_: object, **__: object) -> None:
-        raise BrokenProcessPool("gone")
-
-    monkeypatch.setattr(executors, "as_completed", broken)
-    with pytest.raises(IngestError, match="a worker process was ended from outside"):
-        ingest([SAMPLES / "h100-1f1b"], tmp_path / "x.run", options=IngestOptions(jobs=2))
-    assert list(tmp_path.iterdir()) == []
+def test_the_run_is_whole_although_a_worker_was_killed(traces: Path, tmp_path: Path) -> None:
+    output = tmp_path / "x.run"
+    with _start(traces, output, 2) as process:
+        _until_it_writes(output)
+        # The workers are forked by a server, whose parent is the command.
+        parents = {pid: _parent(pid) for pid in _members(process.pid)}
+        workers = [pid for pid, parent in parents.items() if parents.get(parent) == process.pid]
+        assert len(workers) == 2
+        os.kill(workers[0], signal.SIGKILL)
+        _, error = process.communicate(timeout=100)
+    assert (process.returncode, error) == (0, f"wrote {output}\n")
+    assert Run(output).rows("SELECT rank, count(*) FROM events GROUP BY rank ORDER BY rank") == [
+        (rank, 62 * 20_000) for rank in range(2)
+    ]
+    assert _gone(process.pid)
 
 
 def test_errors_come_home_from_workers() -> None:

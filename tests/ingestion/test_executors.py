@@ -3,9 +3,16 @@
 from __future__ import annotations
 
 import multiprocessing
-from typing import TYPE_CHECKING
+import os
+import shutil
+import signal
+import threading
+import time
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
 import pytest
+from helpers.killed import Deadly, work_on
 from helpers.recorded import SAMPLES, run_of
 
 from tracetool.cli import run as command
@@ -13,8 +20,11 @@ from tracetool.errors import IngestError
 from tracetool.ingestion import IngestOptions, executors, ingest
 from tracetool.ingestion import reading as room
 from tracetool.ingestion.executors import available_memory_bytes
+from tracetool.model.notice import Silent
+from tracetool.tables.run import TABLES as EVERY
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
     from tracetool.ingestion.reading import SourceOutcome
@@ -97,19 +107,131 @@ def test_an_executor_that_is_not_there_is_named(
     assert list(tmp_path.iterdir()) == []
 
 
-# A cluster of its own is 9 s of CPU. It reads sources by the same function as worker processes do; that what it takes
-# and gives can be sent it alone tells. By default it is tried that an address nobody answers is named.
-@pytest.mark.thorough
-@pytest.mark.filterwarnings("default")  # what Dask warns of is not ours to mend
-def test_a_dask_cluster_writes_the_same_run(tmp_path: Path) -> None:
+def _pieces(mark: Path, *, is_always: bool) -> list[Deadly]:
+    return [Deadly(f"rank {n}: read", mark if n == 2 else None, is_always and n == 2) for n in range(4)]
+
+
+def test_work_of_a_worker_that_is_killed_is_done_by_another(tmp_path: Path) -> None:
+    pieces = _pieces(tmp_path / "mark", is_always=False)
+    assert executors.in_processes(work_on, pieces, Silent(), 2) == [piece.name for piece in pieces]
+    assert (tmp_path / "mark").exists()
+    assert not multiprocessing.active_children()
+
+
+def test_work_that_has_every_worker_killed_is_named(tmp_path: Path) -> None:
+    pieces = _pieces(tmp_path / "mark", is_always=True)
+    with pytest.raises(IngestError, match="ended from outside, and its successor at 'rank 2: read'") as caught:
+        executors.in_processes(work_on, pieces, Silent(), 2)
+    assert caught.value.hint
+    assert not multiprocessing.active_children()
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    """Two workers, which have a cache of their own as those of another machine."""
     distributed = pytest.importorskip("distributed")
+    cache = str(tmp_path_factory.mktemp("cache-of-workers"))
     with distributed.LocalCluster(
-        n_workers=2, threads_per_worker=1, processes=True, dashboard_address=None, host="127.0.0.1", protocol="tcp"
-    ) as cluster:
-        address = cluster.scheduler_address.replace("tcp://", "dask://")
-        run = ingest([SAMPLES / "h100-1f1b"], tmp_path / "x.run", options=IngestOptions(executor=address))
-        damaged = tmp_path / "rank0.json"
-        damaged.write_text('{"schemaVersion": 1, "traceEvents": [{"ph": {"schemaVersion": 1', encoding="utf-8")
-        with pytest.raises(IngestError, match="second trace"):
-            ingest([damaged], tmp_path / "y.run", options=IngestOptions(executor=address))
+        n_workers=2, threads_per_worker=1, processes=True, dashboard_address=None, host="127.0.0.1", protocol="tcp",
+        env={"TRACETOOL_CACHE": cache},
+    ) as made:  # fmt: skip
+        yield made
+
+
+def _address(cluster: Any) -> str:
+    return str(cluster.scheduler_address).replace("tcp://", "dask://")
+
+
+_of_dask = pytest.mark.filterwarnings("default")  # what Dask warns of is not ours to mend
+
+
+@_of_dask
+def test_a_dask_cluster_writes_the_same_run_and_shows_whose_trace_is_read(cluster: Any, tmp_path: Path) -> None:
+    options = IngestOptions(executor=_address(cluster))
+    run = ingest([SAMPLES / "h100-1f1b"], tmp_path / "x.run", options=options)
     _same(run, run_of(SAMPLES / "h100-1f1b"))
+    assert {f"rank {rank}: read" for rank in range(4)} <= set(cluster.scheduler.task_prefixes)
+    damaged = tmp_path / "rank0.json"
+    damaged.write_text('{"schemaVersion": 1, "traceEvents": [{"ph": {"schemaVersion": 1', encoding="utf-8")
+    with pytest.raises(IngestError, match="second trace"):
+        ingest([damaged], tmp_path / "y.run", options=options)
+
+
+@_of_dask
+def test_a_dask_cluster_reads_and_writes_an_object_store(cluster: Any, tmp_path: Path) -> None:
+    """``local://`` is a store to fsspec, and one that all processes of this machine reach."""
+    pytest.importorskip("upath")
+    store = f"local://{tmp_path}"
+    shutil.copytree(SAMPLES / "h100-1f1b", tmp_path / "traces", ignore=shutil.ignore_patterns("*.md"))
+    run = ingest([f"{store}/traces"], f"{store}/x.run", options=IngestOptions(executor=_address(cluster)))
+    here = run_of(SAMPLES / "h100-1f1b")
+    for table in EVERY:
+        if table not in ("sources", "problems"):
+            assert run.table(table).equals(here.table(table)), table
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["traces", "x.run"]
+    assert not list((tmp_path / "x.run").glob(".*"))
+
+
+@_of_dask
+def test_workers_that_reach_another_folder_are_refused(
+    cluster: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Their parts would be missing: what they wrote is looked for here."""
+    options = IngestOptions(executor=_address(cluster))
+
+    def elsewhere(folder: Path) -> Path:
+        return tmp_path / "nowhere" / folder.name
+
+    monkeypatch.setattr(room, "replace", lambda task, **to: replace(task, **to | {"folder": elsewhere(to["folder"])}))
+    with pytest.raises(IngestError, match="do not write to this machine's") as caught:
+        ingest([SAMPLES / "h100-1f1b"], tmp_path / "x.run", options=options)
+    assert "object store" in str(caught.value.hint)
+    assert list(tmp_path.iterdir()) == []
+
+
+@_of_dask
+def test_a_worker_of_a_cluster_that_is_killed_costs_nothing(cluster: Any, tmp_path: Path) -> None:
+    killed: list[int] = []
+
+    def kill() -> None:
+        until = time.monotonic() + 60
+        while not list(tmp_path.glob(".x.run.*/events/*")) and time.monotonic() < until:
+            time.sleep(0.005)
+        killed.append(next(iter(cluster.workers.values())).process.pid)
+        os.kill(killed[0], signal.SIGKILL)
+
+    killer = threading.Thread(target=kill)
+    killer.start()
+    run = ingest([SAMPLES / "h100-1f1b"], tmp_path / "x.run", options=IngestOptions(executor=_address(cluster)))
+    killer.join()
+    assert killed
+    _same(run, run_of(SAMPLES / "h100-1f1b"))
+
+
+@_of_dask
+def test_work_that_ends_every_worker_of_a_cluster_is_named(
+    cluster: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cluster.scheduler, "allowed_failures", 0)
+    piece = Deadly("rank 2: read", tmp_path / "mark", is_always=True)
+    with pytest.raises(IngestError, match=r"of dask://.* ended one after another, with 'rank 2: read' to do") as caught:
+        executors.on_cluster(work_on, [piece], [1], Silent(), _address(cluster))
+    assert caught.value.hint
+
+
+@_of_dask
+def test_a_cluster_with_other_code_is_refused(cluster: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(executors, "code_digest", lambda: "of another version")
+    with pytest.raises(IngestError, match="has other code of tracetool"):
+        executors.on_cluster(work_on, [Deadly("rank 0: read")], [1], Silent(), _address(cluster))
+
+
+@_of_dask
+def test_a_cluster_without_workers_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    distributed = pytest.importorskip("distributed")
+    monkeypatch.setattr(executors, "_PATIENCE_SECONDS", 0.2)
+    with (
+        distributed.LocalCluster(n_workers=0, dashboard_address=":0", host="127.0.0.1", protocol="tcp") as empty,
+        pytest.raises(IngestError, match="has no workers, 1 of 1 pieces of work are left"),
+    ):
+        executors.on_cluster(work_on, [Deadly("rank 0: read")], [1], Silent(), _address(empty))

@@ -178,6 +178,8 @@ def test_what_is_there_and_no_run_is_never_touched(bucket: Path) -> None:
     with pytest.raises(AlreadyExists, match="is no Run"):
         ingest(["memory://bucket/traces"], "memory://bucket/notes", force=True)
     assert (bucket / "notes" / "run.parquet").read_bytes() == b"x"
+    with pytest.raises(StoreError, match="is a pattern"):
+        ingest(["memory://bucket/traces"], "memory://bucket/*.run", force=True)
 
 
 def test_names_that_no_file_here_can_have_are_left(bucket: Path, tmp_path: Path) -> None:

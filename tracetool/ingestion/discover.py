@@ -121,7 +121,7 @@ def discover(
             except MalformedTrace as error:
                 result.failed.append(Left(source.path, error.message))
             except OSError as error:
-                result.failed.append(Left(source.path, f"{source.path} cannot be read: {error}"))
+                result.failed.append(Left(source.path, f"{place_of(source.path)} cannot be read: {error}"))
     known = taken | {left.path for left in (*result.left, *result.failed)}
     for file in files:
         if file not in known:
@@ -218,10 +218,10 @@ def digest_of(sources: Sequence[DiscoveredSource]) -> str:
 def _check_named(unknown: list[Path]) -> None:
     for file in unknown:
         if file.stat().st_size == 0:
-            raise UnknownFormat(f"{file} is empty.", hint="record the trace again")
+            raise UnknownFormat(f"{place_of(file)} is empty.", hint="record the trace again")
         broken, reason = why_unknown(file)
         raise UnknownFormat(
-            f"{reason}." if broken else f"{file} is no trace of a known format.",
+            f"{reason}." if broken else f"{place_of(file)} is no trace of a known format.",
             hint=purpose_of(file) or _KNOWN,
         )
 

@@ -306,7 +306,7 @@ def _cluster_errors(address: str) -> Iterator[None]:
     except scheduling.KilledWorker as error:
         name = str(error.task).rpartition("-")[0]
         raise IngestError(
-            f"{error.allowed_failures + 1} workers of {address} ended at {name!r}: perhaps for want of memory.",
+            f"workers of {address} ended one after another, with {name!r} to do: perhaps for want of memory.",
             hint="give workers more memory (dask worker --memory-limit), or look at their logs",
         ) from error
     except (client.FutureCancelledError, import_module("distributed.comm").CommClosedError) as error:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import difflib
 import re
 import stat
+from contextlib import nullcontext
 from typing import TYPE_CHECKING
 
 from tracetool.errors import IngestError, NotARun, Option, UnknownFormat
 from tracetool.readers import Left
 from tracetool.readers.files import ByteStream, opens_like_tar
 from tracetool.store import is_local
-from tracetool.store.objects import Objects
+from tracetool.store.objects import Objects, place_of, reaching
 from tracetool.store.place import MANIFEST, is_run, is_unfinished
 
 if TYPE_CHECKING:
@@ -111,7 +112,8 @@ def _opens_like_trace(head: bytes) -> bool:
 def _near(path: Path) -> str:
     """What may be meant by a path that is not there."""
     parent = path.parent
-    names = [each.name for each in parent.iterdir()] if parent.is_dir() else []
+    with nullcontext() if is_local(path) else reaching(path, "read"):
+        names = [each.name for each in parent.iterdir()] if parent.is_dir() else []
     close = difflib.get_close_matches(path.name, names, n=1)
     if close:
         return f"is {parent / close[0]} meant?"
@@ -130,7 +132,7 @@ def _below(folder: Path, failed: list[Left], left: list[Left]) -> list[Path]:
             status = here.stat()
             entries = sorted(here.iterdir())
         except OSError as error:
-            failed.append(Left(here, f"{here} cannot be read: {error.strerror}"))
+            failed.append(Left(here, f"{place_of(here)} cannot be read: {error.strerror}"))
             continue
         if (status.st_dev, status.st_ino) in entered:
             continue
@@ -186,26 +188,25 @@ def _is_readable(file: Path, failed: list[Left]) -> bool:
         with file.open("rb") as stream:
             stream.read(1)
     except OSError as error:
-        failed.append(Left(file, f"{file} cannot be read: {error.strerror}"))
+        failed.append(Left(file, f"{place_of(file)} cannot be read: {error.strerror}"))
         return False
     return True
 
 
 def why_unknown(file: Path) -> tuple[bool, str]:
     """Whether a file that no reader takes is broken, and what is wrong with it."""
+    name = place_of(file)
     if file.stat().st_size == 0:
-        return (
-            file.suffix in _TRACE_SUFFIXES,
-            f"{file} is empty (0 bytes)" if file.suffix in _TRACE_SUFFIXES else "empty (0 bytes)",
-        )
+        is_trace = file.suffix in _TRACE_SUFFIXES
+        return is_trace, f"{name} is empty (0 bytes)" if is_trace else "empty (0 bytes)"
     stream = ByteStream(file)
     head = stream.head(1 << 12)
     if stream.broken:
-        return True, f"{file}: {stream.broken}"
+        return True, f"{name}: {stream.broken}"
     if head.startswith((b"\xff\xfe", b"\xfe\xff", b"{\0", b"[\0", b"\0{", b"\0[")):
-        return True, f"{file} is UTF-16 text: save it as UTF-8"
+        return True, f"{name} is UTF-16 text: save it as UTF-8"
     if head[:1] in b"{[" and b"\0" in head:
-        return True, f"{file} holds NUL bytes: a download or an editor changed it"
+        return True, f"{name} holds NUL bytes: a download or an editor changed it"
     return False, "no trace of a known format"
 
 

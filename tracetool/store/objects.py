@@ -33,7 +33,7 @@ _BATCH_FILES, _BATCH_BYTES = 64, 256 << 20
 _OF_DISKS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.ENAMETOOLONG)
 _WILD = re.compile(r"[*?\[\]]")
 _OWN_MEANS = {
-    "s3": "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY or AWS_PROFILE, AWS_ENDPOINT_URL",
+    "s3": "AWS_PROFILE or AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, AWS_ENDPOINT_URL",
     "gs": "GOOGLE_APPLICATION_CREDENTIALS",
     "az": "AZURE_STORAGE_ACCOUNT_NAME and AZURE_STORAGE_ACCOUNT_KEY",
 }
@@ -75,7 +75,7 @@ def _means(url: Any) -> str:
     protocol = _ALIASES.get(url.protocol, url.protocol)
     named = (_OWN_MEANS[protocol], f"FSSPEC_{protocol.upper()}_...") if protocol in _OWN_MEANS else ()
     variables = ", ".join(named or (f"FSSPEC_{protocol.upper()}_...",))
-    return f"is it allowed and the address right? They are taken from {variables} and ~/.config/fsspec"
+    return f"check credentials and address: they are taken from {variables}, and ~/.config/fsspec"
 
 
 class Objects:
@@ -260,7 +260,7 @@ def put_folder(folder: Path, url: Path, *, last: str = "", is_whole: bool = True
         before = Objects(url, is_absent=True).sizes if is_marked or is_whole else {}
         with reaching(url, "written"):
             remove_objects(url, [last] if is_marked and last in before else [])
-            remote.fs.put([str(folder / name) for name in early], [_below(remote, name) for name in early])
+            _put(remote, folder, early)
             if is_whole:
                 remove_objects(url, set(before) - set(sizes))
             if is_marked:
@@ -292,21 +292,41 @@ def handed_over(url: Path, folder: Path) -> Iterator[Path]:
             there = [_below(objects.url, name) for name in objects.sizes]
             objects.url.fs.get(there, [str(folder / name) for name in objects.sizes])
     finally:
-        with suppress(OSError, TraceToolError):  # whatever failed before says more
-            remove_objects(url, Objects(url, is_absent=True).sizes)
+        remote: Any = url
+        with suppress(FileNotFoundError, TraceToolError), reaching(url, "written"):  # what failed before says more
+            remote.fs.invalidate_cache()
+            remote.fs.rm(remote.path, recursive=True)
+
+
+def _put(remote: Any, folder: Path, names: Sequence[str]) -> None:
+    """Put files of a folder below a URL."""
+    pairs = [str(folder / name) for name in names], [_below(remote, name) for name in names]
+    try:
+        remote.fs.put(*pairs)
+    except FileNotFoundError:
+        # Stores of files have folders, which others make of names.
+        for above in sorted({path.rpartition("/")[0] for path in pairs[1]}):
+            remote.fs.makedirs(above, exist_ok=True)
+        remote.fs.put(*pairs)
 
 
 def remove_objects(url: Path, names: Iterable[str]) -> None:
-    """Remove some objects below a URL."""
+    """Remove some objects below a URL, which ``check_url`` took."""
     remote: Any = url
-    with reaching(url, "written"):
-        remote.fs.invalidate_cache()
-        paths = [_below(remote, name) for name in names]
-        if paths and not any(map(_WILD.search, paths)):
-            remote.fs.rm(paths)  # a request for many, but names may be patterns
-        else:
-            for path in paths:
-                remote.fs.rm_file(path)
+    if paths := [_below(remote, name) for name in names]:
+        with reaching(url, "written"):
+            remote.fs.invalidate_cache()
+            remote.fs.rm(paths)
+
+
+def check_url(url: Path) -> None:
+    """Check that a URL can be written to: file systems take some names for patterns when they remove objects.
+
+    Raises:
+        StoreError: If its name is one of them.
+    """
+    if _WILD.search(str(url)):
+        raise StoreError(f"{url} is a pattern.", hint="choose a name without * ? [ ]")
 
 
 def _infos(remote: Any, *, is_absent: bool) -> Mapping[str, Mapping[str, Any]]:

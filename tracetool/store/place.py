@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from tracetool.errors import AlreadyExists, Option, StoreError
 from tracetool.store import is_local
-from tracetool.store.objects import Objects, reaching
+from tracetool.store.objects import Objects, check_url, reaching
 from tracetool.tables.run import TABLES
 
 if TYPE_CHECKING:
@@ -41,6 +41,7 @@ def check_free(path: Path, *, force: bool) -> None:
     """
     names: Collection[str] = ()
     if not is_local(path):
+        check_url(path)
         try:
             objects = Objects(path, is_absent=True)
         except FileNotFoundError as error:

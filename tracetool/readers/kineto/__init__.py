@@ -38,6 +38,7 @@ from tracetool.readers.files import Archive, ByteStream, is_archive
 from tracetool.readers.kineto.batch import column_names, fields, wanted
 from tracetool.readers.kineto.rows import EventRows
 from tracetool.readers.kineto.several import HINT, Chooser, FileSurvey, RankEvents
+from tracetool.store.objects import place_of
 from tracetool.units import format_count
 
 if TYPE_CHECKING:
@@ -226,7 +227,7 @@ def _scanner(keep: frozenset[str]) -> Scanner:
 
 
 def _name(source: Source) -> str:
-    return f"{source.path}:{source.member}" if source.member else str(source.path)
+    return f"{place_of(source.path)}:{source.member}" if source.member else place_of(source.path)
 
 
 def _is_legacy(head: bytes) -> bool:
