@@ -13,14 +13,18 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from helpers.killed import Deadly, work_on
+from helpers.made_job import MadeJob
+from helpers.made_traces import write_job
 from helpers.recorded import SAMPLES, run_of
 
+import tracetool as tt
 from tracetool.cli import run as command
 from tracetool.errors import IngestError
 from tracetool.ingestion import IngestOptions, executors, ingest
 from tracetool.ingestion import reading as room
 from tracetool.ingestion.executors import available_memory_bytes
 from tracetool.model.notice import Silent
+from tracetool.reconstruction.job import kept_kind, record_job, sort_pipelines
 from tracetool.tables.run import TABLES as EVERY
 
 if TYPE_CHECKING:
@@ -235,3 +239,56 @@ def test_a_cluster_without_workers_is_told(monkeypatch: pytest.MonkeyPatch) -> N
         pytest.raises(IngestError, match="has no workers, 1 of 1 pieces of work are left"),
     ):
         executors.on_cluster(work_on, [Deadly("rank 0: read")], [1], Silent(), _address(empty))
+
+
+@pytest.fixture(scope="module")
+def unlike(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Run]:
+    """Traces of three pipelines of which two are unlike the first, each in its way; and their Run, by this process."""
+    folder = tmp_path_factory.mktemp("unlike")
+    write_job(folder / "traces", MadeJob(pp=2, dp=3, slow={1: 1.25, 5: 1.5}, seed=3))
+    return folder / "traces", tt.ingest(folder / "traces", folder / "x.run", options=IngestOptions(jobs=1))
+
+
+def test_one_of_each_kind_of_pipelines_is_kept_as_it_would_be_reconstructed(
+    unlike: tuple[Path, Run], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, run = unlike
+    first = tt.reconstruct(run)
+    job = record_job(run, first)
+    kinds = [kind.first for kind in job.sorted.alike]
+    assert len(kinds) == 3
+    step = first.pipeline.step
+    assert list(job.firsts[1:]) == [tt.reconstruct(run, step=step, pipeline=number) for number in kinds[1:]]
+
+    def asked(*_: object, **__: object) -> None:
+        raise AssertionError("it is kept")
+
+    monkeypatch.setattr("tracetool.reconstruction.job.reconstruct", asked)
+    assert record_job(run, first) == job
+    (run.folder / f"{kept_kind(kinds[1])}.kept").unlink()
+    with pytest.raises(AssertionError, match="it is kept"):
+        record_job(run, first)
+    monkeypatch.undo()
+    assert record_job(run, first) == job
+
+
+def test_worker_processes_keep_the_same_kinds(unlike: tuple[Path, Run], tmp_path: Path) -> None:
+    traces, run = unlike
+    _same_kinds(tt.ingest(traces, tmp_path / "x.run", options=IngestOptions(jobs=2)), run)
+
+
+@_of_dask
+def test_a_dask_cluster_keeps_the_same_kinds_and_shows_which(
+    cluster: Any, unlike: tuple[Path, Run], tmp_path: Path
+) -> None:
+    traces, run = unlike
+    options = IngestOptions(executor=_address(cluster))
+    kinds = _same_kinds(tt.ingest(traces, tmp_path / "x.run", options=options), run)
+    assert {f"pipeline {number}: derive" for number in kinds} <= set(cluster.scheduler.task_prefixes)
+
+
+def _same_kinds(one: Run, two: Run) -> list[int]:
+    kinds = [kind.first for kind in sort_pipelines(two).alike][1:]
+    expected = [tt.reconstruct(two, step=tt.reconstruct(two).pipeline.step, pipeline=number) for number in kinds]
+    assert [one.kept(kept_kind(number)) for number in kinds] == expected
+    return kinds

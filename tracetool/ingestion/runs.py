@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from tracetool.causes import idle_intervals
 from tracetool.errors import AlreadyExists, MissingRank, ReconstructError, ScheduleError
 from tracetool.ingestion import IngestOptions, cached_run
 from tracetool.ingestion import ingest as read_traces
+from tracetool.ingestion.executors import in_processes, on_cluster, usable_cores
 from tracetool.ingestion.recording import keep_recording
 from tracetool.model.action import ActionKind
-from tracetool.model.notice import NoticeCode, SourceCode, noted, unasked
+from tracetool.model.job import SortedPipelines
+from tracetool.model.notice import NoticeCode, Silent, SourceCode, noted, unasked
 from tracetool.model.pipeline import BLOCKING, BY_EDGE
 from tracetool.model.timeline import RankOp, measure
 from tracetool.model.topology import Topology
@@ -21,11 +24,11 @@ from tracetool.reconstruction.actions.hops import link_rows
 from tracetool.reconstruction.capture import Account
 from tracetool.reconstruction.capture.survey import keep_survey, survey_run, survey_tables
 from tracetool.reconstruction.capture.waits import with_exposed
-from tracetool.reconstruction.job import KEPT_PIPELINES, sort_pipelines
+from tracetool.reconstruction.job import KEPT_PIPELINES, kept_kind, sort_pipelines
 from tracetool.reconstruction.memory.log import record_snapshots_apart_in_time
 from tracetool.reconstruction.steps import step_facts
 from tracetool.schedules.names import best_fit
-from tracetool.store import as_paths
+from tracetool.store import as_path, as_paths, is_local
 from tracetool.store.place import is_run
 from tracetool.store.run import Run
 from tracetool.tables import collecting_rarely
@@ -33,7 +36,7 @@ from tracetool.tables.metrics import OF_RANK, OF_STEP
 from tracetool.tables.run import WHOLE_RANK
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
     from pathlib import Path
 
     import pyarrow as pa
@@ -45,6 +48,9 @@ if TYPE_CHECKING:
 
 _ENTRY = "reconstruction"
 _OF_SOURCES = (*SourceCode, NoticeCode.HOST_ONLY)
+_MOST_KINDS = 16
+_WORTH_KINDS = 2
+"""Pipelines for each worker from which on starting it pays."""
 
 
 def ingest(
@@ -80,7 +86,11 @@ def ingest(
         (4, 30867)
     """
     options = options or IngestOptions()
-    return read_traces(as_paths(paths), output, force=force, progress=progress, options=options, complete=derive)
+
+    def complete(run: Run) -> None:
+        keep_kinds(derive(run), jobs=options.jobs, executor=options.executor if is_local(as_path(output)) else None)
+
+    return read_traces(as_paths(paths), output, force=force, progress=progress, options=options, complete=complete)
 
 
 def open_run(
@@ -138,6 +148,67 @@ def derive(run: Run) -> Run:
     if len(survey.pipelines) > 1:
         run.keep(KEPT_PIPELINES, sort_pipelines(run))
     return run
+
+
+@dataclass(frozen=True, slots=True)
+class KindTask:
+    """A pipeline that is unlike the first, to be reconstructed.
+
+    Attributes:
+        folder: Of the Run, as its workers reach it.
+        run: What the Run is called.
+        step: Number of the step.
+        pipeline: Its number.
+    """
+
+    folder: Path
+    run: str
+    step: int
+    pipeline: int
+
+    @property
+    def name(self) -> str:
+        """What is done, in a few words."""
+        return f"pipeline {self.pipeline}: derive"
+
+
+def keep_kinds(run: Run, *, jobs: int | None = None, executor: str | None = None) -> None:
+    """Reconstruct of pipelines that differ one of each kind, for all questions about the whole job.
+
+    Each takes as long as a question about one pipeline. Without an executor at most so many are: of a job with more
+    kinds, the others are reconstructed when they are asked for.
+
+    Args:
+        run: With its tables derived.
+        jobs: Worker processes; by default as many as cores allow, where there are several pipelines for each.
+        executor: ``dask://HOST:PORT`` of a cluster whose workers reach the Run's folder.
+
+    Raises:
+        IngestError: If the workers cannot be used.
+    """
+    kinds, first = run.kept(KEPT_PIPELINES), run.kept(KEPT)
+    if not (isinstance(kinds, SortedPipelines) and isinstance(first, Reconstruction) and kinds.differ):
+        return
+    numbers = [kind.first for kind in kinds.alike][1:]
+    tasks = [KindTask(run.folder, run.name, first.pipeline.step, number) for number in numbers]
+    if executor is not None:
+        on_cluster(_keep_kind, tasks, [1] * len(tasks), Silent(), executor)
+        return
+    tasks = tasks[:_MOST_KINDS]
+    count = min(len(tasks), usable_cores() if jobs is None else jobs)
+    if count > 1 and (jobs is not None or len(tasks) >= _WORTH_KINDS * count):
+        in_processes(_keep_kind, tasks, Silent(), count)
+        return
+    for task in tasks:
+        _keep_kind(task, lambda _count: None)
+
+
+def _keep_kind(task: KindTask, advance: Callable[[int], None]) -> None:
+    """Reconstruct a pipeline, and keep it; why it cannot be is said when it is asked for."""
+    run = Run(task.folder, name=task.run)
+    with suppress(ReconstructError, ScheduleError, MissingRank):
+        run.keep(kept_kind(task.pipeline), reconstruct(run, step=task.step, pipeline=task.pipeline))
+    advance(1)
 
 
 def _as_asked_again(

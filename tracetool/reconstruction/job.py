@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from tracetool.errors import NoPipeline, Option, ReconstructError, checked
 from tracetool.model.job import ALIKE_RATIO, AlikePipelines, SortedPipelines
-from tracetool.reconstruction import reconstruct
+from tracetool.reconstruction import Reconstruction, reconstruct
 from tracetool.reconstruction.actions.tails import meeting_of
 from tracetool.reconstruction.capture.process_groups import ProcessGroup
 
@@ -17,7 +17,6 @@ if TYPE_CHECKING:
 
     from tracetool.model.action import CollectiveUse
     from tracetool.model.pipeline import Pipeline, RankProfile, TailPart
-    from tracetool.reconstruction import Reconstruction
     from tracetool.store.run import Run
 
 _COSTS_SQL = """
@@ -94,6 +93,11 @@ class _RankCosts(NamedTuple):
 
 KEPT_PIPELINES = "pipelines"
 """What a Run keeps its pipelines as, sorted."""
+
+
+def kept_kind(number: int) -> str:
+    """What a Run keeps one of its pipelines as that are unlike the first."""
+    return f"pipeline-{number}"
 
 
 def sorted_pipelines(run: Run) -> SortedPipelines:
@@ -218,7 +222,11 @@ def _recorded(
     run: Run, reconstruction: Reconstruction, number: int, change: Callable[[Reconstruction], Reconstruction] | None
 ) -> Reconstruction:
     """What was done in the same step of another pipeline."""
-    other = reconstruct(run, step=reconstruction.pipeline.step, pipeline=number)
+    step, kept = reconstruction.pipeline.step, run.kept(kept_kind(number))
+    if isinstance(kept, Reconstruction) and kept.pipeline.step == step:
+        other = kept
+    else:
+        other = reconstruct(run, step=step, pipeline=number)
     mine, theirs = reconstruction.pipeline, other.pipeline
     if (mine.observed.orders, mine.p2p) != (theirs.observed.orders, theirs.p2p):
         raise ReconstructError(
