@@ -119,6 +119,8 @@ def ingest(
     codes = {code for source in run.manifest["sources"] for code in source["note_codes"]}
     if payload_bytes is not None and SourceCode.SIZES_STATED.name not in codes:
         click.echo("note: no send or receive lacks its size: --payload states nothing", err=True)
+    if not quiet:
+        _name_copies(paths)
     summary = run_summary(run)
     if as_json:
         print_json(summary)
@@ -126,3 +128,17 @@ def ingest(
     say_written(output)
     click.echo("\n".join(wrapped((summary_lines if verbose else screen_lines)(summary, run))))
     next_step(next_command(shlex.quote(str(output)), run, summary), quiet=quiet)
+
+
+def _name_copies(paths: tuple[Path, ...]) -> None:
+    """Say where copies of traces on object stores are left, and how large they are."""
+    from tracetool.store import is_local
+    from tracetool.store.objects import copies_of
+    from tracetool.units import format_count, format_size
+
+    for path in paths:
+        if not is_local(path):
+            copies = copies_of(path)
+            files = [file for file in (copies, *copies.rglob("*")) if file.is_file()]
+            held = f"{format_count(len(files), 'file')}, {format_size(sum(file.stat().st_size for file in files))}"
+            click.echo(f"note: {path} was copied to {copies} ({held}); the copies can be deleted", err=True)

@@ -10,7 +10,6 @@ from tracetool.causes import idle_intervals
 from tracetool.errors import AlreadyExists, MissingRank, ReconstructError, ScheduleError
 from tracetool.ingestion import IngestOptions, cached_run
 from tracetool.ingestion import ingest as read_traces
-from tracetool.ingestion.executors import in_processes, on_cluster, usable_cores
 from tracetool.ingestion.recording import keep_recording
 from tracetool.model.action import ActionKind
 from tracetool.model.job import SortedPipelines
@@ -186,6 +185,8 @@ def keep_kinds(run: Run, *, jobs: int | None = None, executor: str | None = None
     Raises:
         IngestError: If the workers cannot be used.
     """
+    from tracetool.ingestion.executors import in_processes, on_cluster, usable_cores
+
     kinds, first = run.kept(KEPT_PIPELINES), run.kept(KEPT)
     if not (isinstance(kinds, SortedPipelines) and isinstance(first, Reconstruction) and kinds.differ):
         return

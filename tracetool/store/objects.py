@@ -97,7 +97,7 @@ class Objects:
     """
 
     def __init__(self, url: Path, *, is_absent: bool = False) -> None:
-        self.url = remote = cast("Any", url)
+        self.url = cast("Any", url)
         with reaching(url, "read"):
             infos = _infos(self.url, is_absent=is_absent)
         inner = {name for of in infos for name in map(str, PurePosixPath(of).parents)} if "." not in infos else set()
@@ -105,14 +105,7 @@ class Objects:
         kept = {name: info for name, info in infos.items() if name not in self.odd}
         self.sizes = {name: int(info.get("size") or 0) for name, info in kept.items()}
         self._states = {name: _state(info) for name, info in kept.items()}
-        protocol, path = remote.protocol, remote.path
-        parts = path.removeprefix(f"{protocol}://").split("/")
-        self._place = PurePosixPath(protocol, *(part for part in parts if part))
-        self.folder = cache_folder() / _COPIES / self._place
-
-    def state(self, name: str) -> str:
-        """What the store says an object is, to be told from another one of the same name; empty if it does not say."""
-        return self._states[name]
+        self.folder = copies_of(url)
 
     def heads(self, names: Sequence[str], size: int) -> dict[str, bytes]:
         """The first bytes of some objects."""
@@ -215,7 +208,7 @@ class RunObjects(Objects):
         super().__init__(url, is_absent=True)
         self._manifest = manifest
         state = self._states.get(manifest) or os.urandom(16).hex()
-        key = hashlib.sha256(f"{self._place} {state}".encode()).hexdigest()[:24]
+        key = hashlib.sha256(f"{self.folder} {state}".encode()).hexdigest()[:24]
         self.folder = cache_folder() / _RUNS / key
 
     def have(self, names: Iterable[str]) -> None:
@@ -230,6 +223,13 @@ class RunObjects(Objects):
         self.url.fs.invalidate_cache()
         now = self.url.fs.find(_below(self.url, self._manifest), detail=True)
         return [_state(info) for info in now.values()] == [state]
+
+
+def copies_of(url: Path) -> Path:
+    """Where copies of what lies below a URL are: a folder, or of an object itself a file."""
+    remote: Any = url
+    parts = str(remote.path).removeprefix(f"{remote.protocol}://").split("/")
+    return cache_folder().joinpath(_COPIES, remote.protocol, *(part for part in parts if part))
 
 
 def place_of(path: Path) -> str:
