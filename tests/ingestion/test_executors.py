@@ -22,17 +22,19 @@ from tracetool.cli import run as command
 from tracetool.errors import IngestError
 from tracetool.ingestion import IngestOptions, executors, ingest
 from tracetool.ingestion import reading as room
+from tracetool.ingestion.discover import DiscoveredSource
 from tracetool.ingestion.executors import available_memory_bytes
 from tracetool.model.notice import Silent
+from tracetool.readers import Identity, Source
 from tracetool.reconstruction.job import kept_kind, record_job, sort_pipelines
+from tracetool.store.run import Run, RunWriter
 from tracetool.tables.run import TABLES as EVERY
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from tracetool.ingestion.reading import SourceOutcome
-    from tracetool.store.run import Run
+    from tracetool.ingestion.reading import BatchOutcome
 
 TABLES = ("sources", "ranks", "groups", "steps", "events", "comms", "memory", "problems")
 
@@ -76,9 +78,9 @@ def test_a_failing_source_costs_the_other_workers_nothing(tmp_path: Path) -> Non
 def test_workers_are_limited_by_memory_cores_and_size(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     seen: list[int] = []
 
-    def run_here(work: object, tasks: object, progress: object, jobs: int) -> list[SourceOutcome]:
+    def run_here(work: object, tasks: object, progress: object, jobs: int) -> list[BatchOutcome]:
         seen.append(jobs)
-        return [room.read_source(task, lambda _count: None) for task in tasks]  # type: ignore[attr-defined]
+        return [room.read_sources(batch, lambda _count: None) for batch in tasks]  # type: ignore[attr-defined]
 
     monkeypatch.setattr(room, "in_processes", run_here)
     monkeypatch.setattr(room, "_WORTH_BYTES", 1)
@@ -90,6 +92,32 @@ def test_workers_are_limited_by_memory_cores_and_size(monkeypatch: pytest.Monkey
     monkeypatch.setattr(room, "available_memory_bytes", lambda: 1)
     ingest([SAMPLES / "h100-1f1b"], tmp_path / "x.run", force=True)
     assert not seen, "with little memory the sources are read one after the other"
+
+
+def test_workers_take_small_sources_together_and_large_ones_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sizes = [5, 5, 5, 300, 5, 60, 60]
+    for number, size in enumerate(sizes):
+        (tmp_path / f"{number}.json").write_bytes(b" " * size)
+    items = [DiscoveredSource(Source("", f, (f,)), "", None, Identity(None), "") for f in sorted(tmp_path.iterdir())]
+    tasks = [room.Task(number, item, tmp_path, frozenset()) for number, item in enumerate(items)]
+    taken: list[list[list[int]]] = []
+
+    def run_here(work: object, tasks: object, progress: object, jobs: int) -> list[BatchOutcome]:
+        taken.append([[task.number for task in batch.tasks] for batch in tasks])  # type: ignore[attr-defined]
+        return []
+
+    monkeypatch.setattr(room, "in_processes", run_here)
+    for most_bytes in (55, 1 << 30):
+        monkeypatch.setattr(room, "_BATCH_BYTES", most_bytes)
+        room.run_tasks(tasks, RunWriter(tmp_path / "x.run"), Silent(), jobs=2, executor=None)
+    # Of 440 bytes, each of two workers has four turns of 55.
+    assert taken == [[[0, 1, 2], [3], [4], [5], [6]]] * 2
+    monkeypatch.setattr(room, "_BATCH_BYTES", 100)
+    monkeypatch.setattr(room, "_TURNS", 1)
+    room.run_tasks(tasks, RunWriter(tmp_path / "x.run"), Silent(), jobs=2, executor=None)
+    assert taken[2] == [[0, 1, 2], [3], [4, 5], [6]]
 
 
 def test_available_memory_is_what_the_system_says() -> None:
@@ -154,7 +182,7 @@ def test_a_dask_cluster_writes_the_same_run_and_shows_whose_trace_is_read(cluste
     options = IngestOptions(executor=_address(cluster))
     run = ingest([SAMPLES / "h100-1f1b"], tmp_path / "x.run", options=options)
     _same(run, run_of(SAMPLES / "h100-1f1b"))
-    assert {f"rank {rank}: read" for rank in range(4)} <= set(cluster.scheduler.task_prefixes)
+    assert "rank 0 to rank 3: read" in cluster.scheduler.task_prefixes
     damaged = tmp_path / "rank0.json"
     damaged.write_text('{"schemaVersion": 1, "traceEvents": [{"ph": {"schemaVersion": 1', encoding="utf-8")
     with pytest.raises(IngestError, match="second trace"):

@@ -13,8 +13,10 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import pytest
 from helpers.recorded import SAMPLES, derived, h100
 from helpers.renumbered import write_renumbered
+from helpers.same_tables import assert_same_tables
 from helpers.thorough import spread
 
+from tracetool import store
 from tracetool.errors import ReconstructError
 from tracetool.ingestion import discover, ingest, runs
 from tracetool.ingestion.runs import derive
@@ -28,6 +30,7 @@ from tracetool.store import run as store_run
 from tracetool.store.query import Lens
 from tracetool.store.run import Run
 from tracetool.tables import RARELY
+from tracetool.tables.run import TABLES
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -45,9 +48,40 @@ def one(tmp_path_factory: pytest.TempPathFactory) -> Run:
 
 @pytest.fixture(scope="module")
 def three(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """With so few rows to a file that each holds those of four ranks, of some 7,700 events."""
     folder = tmp_path_factory.mktemp("three")
     traces = write_renumbered(ONE, folder / "traces", 3, clocks_ns=AHEAD_NS)
-    return ingest([traces], folder / "x.run", complete=derive)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(store, "_GROUP_ROWS", 28_000)
+        return ingest([traces], folder / "x.run", complete=derive)
+
+
+IN_SOURCES = ("events", "comms", "steps", "memory")
+"""Tables whose rows are written source by source."""
+
+
+def _files(run: Run, table: str) -> list[str]:
+    return sorted(file.stem for file in (run.path / table).iterdir())
+
+
+@pytest.mark.parametrize(
+    ("most_rows", "expected"),
+    [(1 << 17, ["source-00000-00011"]), (1, [f"source-{number:05d}" for number in range(12)])],
+)
+def test_small_ranks_share_files_and_rows_do_not_tell(
+    three: Run, most_rows: int, expected: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Twelve ranks in a file per table, by four as others here, or each in one of its own, as Runs were once."""
+    monkeypatch.setattr(store, "_GROUP_ROWS", most_rows)
+    run = ingest([three.path.parent / "traces"], tmp_path / "x.run")
+    assert len(list(run.path.rglob("*.parquet"))) == len(TABLES) + len(IN_SOURCES) * (len(expected) - 1)
+    monkeypatch.setattr(store_run, "_WORTH_FILES", 1)
+    for table in IN_SOURCES:
+        assert _files(three, table) == ["source-00000-00003", "source-00004-00007", "source-00008-00011"]
+        assert _files(run, table) == expected
+        assert_same_tables({table: [run.table(table)]}, {table: [three.table(table)]})
+        of_some = [one.of_ranks([3, 4]).rows(f"SELECT * FROM {table} WHERE rank IN (3, 4)") for one in (run, three)]
+        assert of_some[0] == of_some[1] != []
 
 
 def _measured(found: Reconstruction) -> list[Any]:
@@ -101,9 +135,8 @@ def test_three_pipelines_ask_no_more_queries_than_one(one: Run, three: Run, monk
 def test_a_question_of_one_pipeline_opens_the_files_of_its_ranks(three: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(store_run, "_WORTH_FILES", 1)
     narrowed = Run(three.path).of_ranks(range(4, 8))
-    for table in ("events", "comms", "steps", "memory"):
-        files = re.findall(rf"/{table}/(source-\d+)\.parquet", narrowed.sources[table])
-        assert files == [f"source-{number:05d}" for number in range(4, 8)]
+    for table in IN_SOURCES:
+        assert re.findall(rf"/{table}/([^/]+)\.parquet", narrowed.sources[table]) == ["source-00004-00007"]
         ((rows,),) = narrowed.rows(f"SELECT count(*) FROM {table}")
         assert rows == three.rows(f"SELECT count(*) FROM {table} WHERE rank BETWEEN 4 AND 7")[0][0] > 0
     assert narrowed.count("ranks") == 12
@@ -116,9 +149,7 @@ def test_a_question_of_one_pipeline_opens_the_files_of_its_ranks(three: Run, mon
 
     monkeypatch.setattr(store_run, "files_source", recorded)
     assert _measured(reconstruct(Run(three.path), pipeline=1)) == _measured(reconstruct(three, pipeline=1))
-    assert {name for name in opened if name.startswith("events/")} == {
-        f"events/source-{number:05d}.parquet" for number in range(4, 8)
-    }
+    assert {name for name in opened if name.startswith("events/")} == {"events/source-00004-00007.parquet"}
 
 
 def test_who_a_trace_is_of_is_known_by_the_beginning_of_its_file(
@@ -162,7 +193,7 @@ def test_a_summary_goes_through_large_tables_once(three: Run, monkeypatch: pytes
     of_all = Counter(re.findall(r"FROM (\w+)", "\n".join(sql for one, sql in asked if one is run)))
     assert [of_all[table] for table in ("events", "comms", "memory")] == [2, 1, 1], "events: rows, and whether any is"
     (narrowed,) = {id(one): one for one, sql in asked if "overlap_by_layer" in sql}.values()
-    assert re.findall(r"/events/source-(\d+)", narrowed.sources["events"]) == [f"{n:05d}" for n in range(4)]
+    assert re.findall(r"/events/([^/]+)\.parquet", narrowed.sources["events"]) == ["source-00000-00003"]
     assert summary["kernels"] == three.rows("SELECT count(*) FROM events WHERE category = 'kernel'")[0][0]
     monkeypatch.setattr(store_run, "_WORTH_FILES", 1 << 20)
     assert summary == run_summary(Run(three.path))

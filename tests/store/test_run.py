@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import json
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 import pytest
 from helpers.recorded import SAMPLES, derived, run_of
 
+from tracetool import store
 from tracetool.causes import idle_by_cause, mean_by_cause
 from tracetool.errors import AlreadyExists, BadQuery, NotARun, SchemaVersion, StoreError
 from tracetool.model.scenario import Scenario
 from tracetool.readers import rows_table
 from tracetool.reconstruction import reconstruct
-from tracetool.store import write_part
+from tracetool.store import PartWriter, read_parts, sources_of, write_part
 from tracetool.store.run import Run, RunWriter
 from tracetool.tables.run import SCHEMA_VERSION, TABLES
 from tracetool.whatif.answer import answer
@@ -53,6 +55,33 @@ def test_a_full_disk_is_named_and_leaves_nothing(tmp_path: Path) -> None:
     with pytest.raises(StoreError, match="No space left"), RunWriter(tmp_path / "x.run"):
         raise OSError(28, "No space left on device")
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_source_that_fails_leaves_no_row_and_those_beside_it_lose_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Small ones share a file as long as their numbers follow each other; of a large one rows were written before."""
+    monkeypatch.setattr(store, "_GROUP_ROWS", 5)
+    with PartWriter(tmp_path) as parts:
+        for number, rows, fails in (
+            (0, 1, False),
+            (1, 2, False),
+            (2, 1, True),
+            (3, 1, False),
+            (4, 7, True),
+            (5, 7, False),
+        ):
+            with suppress(ZeroDivisionError), parts.source(number) as writer:
+                for step in range(rows):
+                    writer.write("steps", rows_table("steps", [(number, step, 10, 20, None, None)]))
+                assert (tmp_path / "steps" / f"source-{number:05d}.parquet").exists() == (rows == 7)
+                if fails:
+                    raise ZeroDivisionError
+    written = sorted((tmp_path / "steps").iterdir())
+    assert [file.stem for file in written] == ["source-00000-00001", "source-00003", "source-00005"]
+    assert sorted(parts.files) == written
+    assert read_parts(written, "steps", ["rank"])["rank"].to_pylist() == [0, 1, 1, 3, *[5] * 7]
+    assert [list(sources_of(part)) for part in ("source-00003", "source-00000-00002", "run")] == [[3], [0, 1, 2], []]
 
 
 def test_an_existing_run_is_replaced_only_when_asked(tmp_path: Path) -> None:

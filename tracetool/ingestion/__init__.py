@@ -20,7 +20,7 @@ from tracetool.ingestion.discover import discover as discover
 from tracetool.model.notice import Progress as Progress
 from tracetool.model.notice import noted, unasked
 from tracetool.readers import ABSOLUTE_NS, Left, rows_table
-from tracetool.store import as_path, is_local, source_part
+from tracetool.store import as_path, is_local
 from tracetool.store.objects import cache_folder, place_of
 from tracetool.store.place import is_run
 from tracetool.store.run import Run, RunWriter
@@ -107,9 +107,6 @@ def write_run(
         asked = writer.folder, frozenset(options.keep), options.payload_bytes
         tasks = [Task(n, source, *asked) for n, source in enumerate(discovery.sources)]
         outcomes = run_tasks(tasks, writer, progress, jobs=options.jobs, executor=options.executor)
-        for task, outcome in zip(tasks, outcomes, strict=True):
-            if outcome.failure is not None:
-                writer.drop_part(source_part(task.number))
         if any(outcome.is_several for outcome in outcomes):
             tasks, outcomes = _read_apart(discovery, tasks, outcomes, writer, progress, options)
         _check(discovery, outcomes, strict=options.strict)

@@ -1,30 +1,29 @@
-"""From one source to its part of a Run: here, in worker processes or on a Dask cluster."""
+"""From sources to their parts of a Run: here, in worker processes or on a Dask cluster."""
 
 from __future__ import annotations
 
 import ctypes
 import errno
 import tempfile
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tracetool.errors import IngestError, MalformedTrace
 from tracetool.ingestion.executors import available_memory_bytes, in_processes, on_cluster, usable_cores
 from tracetool.model.notice import Notice, SourceCode
 from tracetool.readers import READERS, SeveralRanks, SourceReport, stated_sizes
-from tracetool.store import PartWriter, is_local, part_path, source_part
+from tracetool.store import PartWriter, is_local
 from tracetool.store.objects import cache_folder, copied_anew, put_folder
 from tracetool.units import format_count, format_size
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     import pyarrow as pa
 
     from tracetool.ingestion.discover import DiscoveredSource
     from tracetool.model.notice import Progress
-    from tracetool.readers import Source
     from tracetool.store.run import RunWriter
 
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
@@ -54,11 +53,26 @@ class Task:
     payload_bytes: int | None = None
     copies: Path | None = None
 
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """Sources that are read one after the other by one worker, small ones of which share parts.
+
+    Attributes:
+        tasks: One per source, of one Run and for one folder.
+    """
+
+    tasks: tuple[Task, ...]
+
     @property
     def name(self) -> str:
         """What is done, in a few words."""
-        who = self.discovered.source.path.name if self.discovered.rank is None else f"rank {self.discovered.rank}"
-        return f"{who}: read"
+        first, *others = (
+            task.discovered.source.path.name if task.discovered.rank is None else f"rank {task.discovered.rank}"
+            for task in self.tasks
+        )
+        # A scheduler's dashboard cuts names at dashes.
+        return f"{first} to {others[-1]}: read" if others else f"{first}: read"
 
 
 @dataclass(slots=True)
@@ -70,36 +84,46 @@ class SourceOutcome:
         failure: Why nothing of it can be used, or None.
         hint: What to do then.
         is_several: Whether it holds several ranks.
-        sizes: Of each table that it has rows for, the size of its file in bytes.
     """
 
     report: SourceReport
     failure: str | None = None
     hint: str | None = None
     is_several: bool = False
-    sizes: dict[str, int] = field(default_factory=dict)
 
 
-def read_source(task: Task, advance: Callable[[int], None]) -> SourceOutcome:
-    """Read a source and write its part; a source that cannot be used is an outcome, not an exception.
+class BatchOutcome(NamedTuple):
+    """What became of a batch: of each source, and how many bytes each part has, by its path below the folder."""
+
+    outcomes: Sequence[SourceOutcome]
+    sizes: Mapping[str, int]
+
+
+def read_sources(batch: Batch, advance: Callable[[int], None]) -> BatchOutcome:
+    """Read sources and write their parts; a source that cannot be used is an outcome, not an exception.
 
     Raises:
-        OSError: If the part cannot be written.
+        OSError: If a part cannot be written.
     """
-    if not is_local(task.folder):
+    folder = batch.tasks[0].folder
+    if not is_local(folder):
         with tempfile.TemporaryDirectory(prefix="tracetool-") as aside:
-            outcome = read_source(replace(task, folder=Path(aside)), advance)
-            if outcome.failure is None:
-                put_folder(Path(aside), task.folder, is_whole=False)
-        return outcome
+            made = read_sources(Batch(tuple(replace(task, folder=Path(aside)) for task in batch.tasks)), advance)
+            put_folder(Path(aside), folder, is_whole=False)
+        return made
     _keep_heap_small()
+    with PartWriter(folder) as parts:
+        outcomes = [_read_source(task, parts, advance) for task in batch.tasks]
+    return BatchOutcome(outcomes, {str(file.relative_to(folder)): file.stat().st_size for file in parts.files})
+
+
+def _read_source(task: Task, parts: PartWriter, advance: Callable[[int], None]) -> SourceOutcome:
     report = SourceReport()
     item = task.discovered
     reader = READERS.get(item.reader)
-    part = source_part(task.number)
     stated = 0
     try:
-        with PartWriter(task.folder, part) as writer:
+        with parts.source(task.number) as writer:
             tables = reader.read(item.source, item.stored_rank, item.identity, task.keep, report, advance)
             for table, read in _reading(item, tables):
                 rows = _numbered(read, task.number) if table == "vendor_figures" else read
@@ -107,11 +131,11 @@ def read_source(task: Task, advance: Callable[[int], None]) -> SourceOutcome:
                     rows, count = stated_sizes(read, task.payload_bytes)
                     stated += count
                 writer.write(table, rows)
-        if report.rows == 0 and item.source.ranked:
-            raise IngestError(
-                f"{item.label} holds no events.",
-                hint="export the trace inside on_trace_ready, before the profiler's context closes",
-            )
+            if report.rows == 0 and item.source.ranked:
+                raise IngestError(
+                    f"{item.label} holds no events.",
+                    hint="export the trace inside on_trace_ready, before the profiler's context closes",
+                )
     except (MalformedTrace, IngestError) as error:
         return SourceOutcome(report, error.message, error.hint, isinstance(error, SeveralRanks))
     if item.rank_from is not None:
@@ -120,8 +144,7 @@ def read_source(task: Task, advance: Callable[[int], None]) -> SourceOutcome:
         size = format_size(task.payload_bytes or 0)
         text = f"{format_count(stated, 'send')} and receives hold {size} each because ingest was told so"
         report.note(SourceCode.SIZES_STATED, text)
-    written = {table: part_path(task.folder, table, part) for table, rows in writer.rows.items() if rows}
-    return SourceOutcome(report, sizes={table: file.stat().st_size for table, file in written.items()})
+    return SourceOutcome(report)
 
 
 def _keep_heap_small() -> None:
@@ -160,6 +183,10 @@ WORKER_BYTES = 512 << 20
 
 # Below this much text per further worker, starting one costs more than it saves.
 _WORTH_BYTES = 256 << 20
+# So much text fills a few parts; and each worker has several turns, so that all are done at about the same time.
+_BATCH_BYTES = 128 << 20
+_TURNS = 4
+_PLAIN = (".json", ".csv", ".db", ".parquet")
 _COMPRESSION = 12
 
 
@@ -180,31 +207,58 @@ def run_tasks(
         OSError: If a part cannot be written.
         StoreError: If an object store refuses, or cannot be reached.
     """
-    sizes = [task.discovered.source.size_bytes for task in tasks]
-    progress.start(sum(sizes))
-    if executor is not None:
-        with writer.handing_over() as folder:
-            there = [replace(task, folder=folder, copies=cache_folder()) for task in tasks]
-            outcomes = on_cluster(_read_there, there, sizes, progress, executor)
-        for task, outcome in zip(tasks, outcomes, strict=True):
-            _check_part(task, outcome)
-        return outcomes
+    progress.start(_size_bytes(tasks))
     count = min(len(tasks), jobs if jobs is not None else _sensible_jobs(tasks))
-    if count <= 1:
-        return [read_source(task, progress.advance) for task in tasks]
-    return in_processes(read_source, tasks, progress, count)
+    if executor is not None:
+        read = _read_on_cluster(_batches(tasks, _BATCH_BYTES), writer, progress, executor)
+    elif count > 1:
+        turns = _batches(tasks, min(_BATCH_BYTES, _text_bytes(tasks) // (_TURNS * count)))
+        read = in_processes(read_sources, turns, progress, count)
+    else:
+        read = [read_sources(Batch(tuple(tasks)), progress.advance)] if tasks else []
+    return [outcome for of_batch in read for outcome in of_batch.outcomes]
 
 
-def _read_there(task: Task, advance: Callable[[int], None]) -> SourceOutcome:
-    """Read a source on another machine."""
-    if is_local(task.folder) and not task.folder.is_dir():
-        raise _not_shared(task.folder.parent)
-    return read_source(task, advance) if task.copies is None else read_source(_with_copies(task, task.copies), advance)
+def _batches(tasks: Sequence[Task], most_bytes: int) -> list[Batch]:
+    """Tasks as workers take them: large ones by themselves, small neighbours together, so that they share parts."""
+    batches: list[list[Task]] = []
+    room = 0
+    for task in tasks:
+        text = _text_bytes([task])
+        if not batches or text > room:
+            batches.append([])
+            room = most_bytes
+        batches[-1].append(task)
+        room -= text
+    return [Batch(tuple(batch)) for batch in batches]
 
 
-def _with_copies(task: Task, base: Path) -> Task:
+def _read_on_cluster(
+    batches: Sequence[Batch], writer: RunWriter, progress: Progress, executor: str
+) -> list[BatchOutcome]:
+    sizes = [_size_bytes(batch.tasks) for batch in batches]
+    with writer.handing_over() as folder:
+        copies = cache_folder()
+        there = [Batch(tuple(replace(task, folder=folder, copies=copies) for task in b.tasks)) for b in batches]
+        read = on_cluster(_read_there, there, sizes, progress, executor)
+    for of_batch in read:
+        _check_parts(writer.folder, of_batch.sizes)
+    return read
+
+
+def _read_there(batch: Batch, advance: Callable[[int], None]) -> BatchOutcome:
+    """Read sources on another machine."""
+    folder = batch.tasks[0].folder
+    if is_local(folder) and not folder.is_dir():
+        raise _not_shared(folder.parent)
+    return read_sources(Batch(tuple(map(_with_copies, batch.tasks))), advance)
+
+
+def _with_copies(task: Task) -> Task:
     """The same on this machine, which needs copies of its own."""
-    source: Source = task.discovered.source
+    source, base = task.discovered.source, task.copies
+    if base is None:
+        return task
     files = {file: file if file.exists() else copied_anew(file, base) for file in (*source.files, source.path)}
     if all(old == new for old, new in files.items()):
         return task
@@ -212,16 +266,16 @@ def _with_copies(task: Task, base: Path) -> Task:
     return replace(task, discovered=replace(task.discovered, source=here))
 
 
-def _check_part(task: Task, outcome: SourceOutcome) -> None:
-    """Check that what a worker wrote is here.
+def _check_parts(folder: Path, sizes: Mapping[str, int]) -> None:
+    """Check that what workers wrote is here.
 
     Raises:
         IngestError: If it is not.
     """
-    for table, size in outcome.sizes.items():
-        part = part_path(task.folder, table, source_part(task.number))
+    for name, size in sizes.items():
+        part = folder / name
         if not part.is_file() or part.stat().st_size != size:
-            raise _not_shared(task.folder.parent)
+            raise _not_shared(folder.parent)
 
 
 def _not_shared(folder: Path) -> IngestError:
@@ -232,12 +286,17 @@ def _not_shared(folder: Path) -> IngestError:
 
 
 def _sensible_jobs(tasks: Sequence[Task]) -> int:
-    text = sum(_text_bytes(task) for task in tasks)
     by_memory = available_memory_bytes() // WORKER_BYTES
-    return max(1, min(usable_cores(), by_memory, text // _WORTH_BYTES))
+    return max(1, min(usable_cores(), by_memory, _text_bytes(tasks) // _WORTH_BYTES))
 
 
-def _text_bytes(task: Task) -> int:
-    """Size of a source's text; that of a compressed one is a guess, good enough to choose the workers by."""
-    plain = task.discovered.source.path.suffix in (".json", ".csv", ".db", ".parquet")
-    return task.discovered.source.size_bytes * (1 if plain else _COMPRESSION)
+def _size_bytes(tasks: Sequence[Task]) -> int:
+    return sum(task.discovered.source.size_bytes for task in tasks)
+
+
+def _text_bytes(tasks: Sequence[Task]) -> int:
+    """Size of their text; that of a compressed source is a guess, good enough to choose the workers by."""
+    return sum(
+        task.discovered.source.size_bytes * (1 if task.discovered.source.path.suffix in _PLAIN else _COMPRESSION)
+        for task in tasks
+    )

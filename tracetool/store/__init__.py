@@ -4,7 +4,8 @@ Paths on this machine, and URLs of object stores (``s3://bucket/traces``).
 
 URLs go through fsspec (universal_pathlib), an extra: whatever it has a file system for can be read and written.
 
-The Parquet files of a Run: a folder per table, and in it a file per source that has rows for it.
+The Parquet files of a Run: a folder per table, and in it a file per source that has rows for it, or per several small
+ones.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
 _MARK = "://"
 _HERE = "file://"
 _WILD = re.compile(r"([*?\[])")
+_SOURCES = re.compile(r"source-(\d+)(?:-(\d+))?")
 
 
 def as_path(text: str | Path) -> Path:
@@ -109,60 +111,174 @@ def part_path(run: Path, table: str, part: str) -> Path:
     return run / table / f"{part}.parquet"
 
 
-def source_part(number: int) -> str:
-    """Name of the part of a source."""
-    return f"source-{number:05d}"
+def source_part(first: int, last: int | None = None) -> str:
+    """Name of the part of a source, or of several that follow each other."""
+    return f"source-{first:05d}" if last is None or last == first else f"source-{first:05d}-{last:05d}"
+
+
+def sources_of(part: str) -> range:
+    """Numbers of the sources that a part holds rows of; empty for another one."""
+    match = _SOURCES.fullmatch(part)
+    return range(int(match[1]), int(match[2] or match[1]) + 1) if match else range(0)
 
 
 class PartWriter:
-    """Writes one part of every table it is given rows for; used as a context manager.
+    """Writes sources, one after the other, as parts of a Run's tables; used as a context manager.
+
+    Small ones that follow each other wait for each other and share their parts: of a job of many ranks files are opened
+    by the dozen and not by the thousand. What is too large to wait has parts of its own.
 
     Args:
         run: Folder of the Run.
-        part: Name of the part.
+
+    Attributes:
+        files: What was written, and stays.
     """
 
-    def __init__(self, run: Path, part: str) -> None:
+    def __init__(self, run: Path) -> None:
         self._run = run
-        self._part = part
-        self._writers: dict[str, pq.ParquetWriter] = {}
-        self._files = ExitStack()
-        self._waiting: dict[str, list[pa.Table]] = {}
-        self.rows: dict[str, int] = dict.fromkeys(TABLES, 0)
+        self.files: list[Path] = []
+        self._numbers: list[int] = []
+        self._waiting: dict[str, _Group] = {}
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_error: object) -> None:
+        if kind is None:
+            self._flush()
+
+    @contextmanager
+    def source(self, number: int) -> Iterator[SourceWriter]:
+        """Takes the rows of a source; if this is left by an exception, nothing of them is kept.
+
+        Args:
+            number: That of the source in the Run, above those before it.
+        """
+        writer = SourceWriter(self._run, number)
         try:
-            if kind is None:
-                for name in list(self._waiting):
-                    self._flush(name)
-        finally:
-            for writer in self._writers.values():
-                writer.close()
-            self._files.close()
+            yield writer
+            waiting = writer.end()
+        except BaseException:
+            writer.drop()
+            raise
+        if self._numbers and self._numbers[-1] + 1 != number:
+            self._flush()
+        if waiting is None:
+            self._flush()
+            self.files += writer.files
+            return
+        self._numbers.append(number)
+        for name, group in waiting.items():
+            self._waiting.setdefault(name, _Group()).take(group)
+        if any(group.is_full for group in self._waiting.values()):
+            self._flush()
+
+    def _flush(self) -> None:
+        if self._numbers:
+            part = source_part(self._numbers[0], self._numbers[-1])
+            for name, group in self._waiting.items():
+                check_room(self._run)
+                with _opened(self._run, name, part) as file, _writer(file, TABLES[name]) as writer:
+                    group.write(writer, TABLES[name])
+                self.files.append(part_path(self._run, name, part))
+        self._numbers, self._waiting = [], {}
+
+
+class SourceWriter:
+    """Takes the rows of one source.
+
+    Args:
+        run: Folder of the Run.
+        number: That of the source in the Run.
+    """
+
+    def __init__(self, run: Path, number: int) -> None:
+        self._run = run
+        self._part = source_part(number)
+        self._writers: dict[str, pq.ParquetWriter] = {}
+        self._files = ExitStack()
+        self._waiting: dict[str, _Group] = {}
 
     def write(self, table: str, rows: pa.Table) -> None:
-        """Append rows; small batches wait until they make a row group."""
+        """Append rows; they wait until they make a row group."""
         if not rows.num_rows:
             return
-        self.rows[table] += rows.num_rows
-        waiting = self._waiting.setdefault(table, [])
-        waiting.append(rows.select(TABLES[table].arrow_schema().names).cast(TABLES[table].arrow_schema()))
-        if sum(map(len, waiting)) >= _GROUP_ROWS or sum(w.nbytes for w in waiting) >= _GROUP_BYTES:
+        waiting = self._waiting.setdefault(table, _Group())
+        waiting.add(rows)
+        if waiting.is_full:
             self._flush(table)
 
+    def end(self) -> dict[str, _Group] | None:
+        """All rows of a source that had none written; of another one the rest is written, and None is returned."""
+        if not self._writers:
+            return self._waiting
+        for name in list(self._waiting):
+            self._flush(name)
+        self._close()
+        return None
+
+    @property
+    def files(self) -> list[Path]:
+        """What was written of it by itself."""
+        return [part_path(self._run, name, self._part) for name in self._writers]
+
+    def drop(self) -> None:
+        """Take back all that was written."""
+        self._close()
+        for file in self.files:
+            file.unlink(missing_ok=True)
+
+    def _close(self) -> None:
+        for writer in self._writers.values():
+            writer.close()
+        self._files.close()
+
     def _flush(self, name: str) -> None:
+        check_room(self._run)
+        if name not in self._writers:
+            file = self._files.enter_context(_opened(self._run, name, self._part))
+            self._writers[name] = _writer(file, TABLES[name])
+        self._waiting.pop(name).write(self._writers[name], TABLES[name])
+
+
+class _Group:
+    """Rows of a table that wait until they make a row group."""
+
+    def __init__(self) -> None:
+        self._tables: list[pa.Table] = []
+        self._rows = self._bytes = 0
+
+    @property
+    def is_full(self) -> bool:
+        return self._rows >= _GROUP_ROWS or self._bytes >= _GROUP_BYTES
+
+    def add(self, rows: pa.Table) -> None:
+        self._tables.append(rows)
+        self._rows += len(rows)
+        self._bytes += rows.nbytes
+
+    def take(self, other: _Group) -> None:
+        self._tables += other._tables
+        self._rows += other._rows
+        self._bytes += other._bytes
+
+    def write(self, writer: pq.ParquetWriter, table: Table) -> None:
         import pyarrow as pa
 
-        check_room(self._run)
-        rows = pa.concat_tables(self._waiting.pop(name)).unify_dictionaries()
-        if name not in self._writers:
-            target = part_path(self._run, name, self._part)
-            target.parent.mkdir(parents=True, exist_ok=True)
-            self._writers[name] = _writer(self._files.enter_context(target.open("wb")), TABLES[name])
-        self._writers[name].write_table(rows, row_group_size=len(rows))
+        schema = table.arrow_schema()
+        waiting = [rows.select(schema.names) for rows in self._tables]
+        if any(rows.schema != waiting[0].schema for rows in waiting):
+            waiting = [rows.cast(schema) for rows in waiting]
+        # Column by column is what a cast costs: all at once.
+        rows = pa.concat_tables(waiting).cast(schema).unify_dictionaries()
+        writer.write_table(rows, row_group_size=len(rows))
+
+
+def _opened(run: Path, name: str, part: str) -> IO[bytes]:
+    target = part_path(run, name, part)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    return target.open("wb")
 
 
 def write_part(run: Path, name: str, rows: pa.Table) -> None:

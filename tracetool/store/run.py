@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from tracetool.errors import NotARun, SchemaVersion, StoreError, UnknownName, command_or_call
-from tracetool.store import WHOLE, as_path, is_local, part_path, read_parts, source_part, whole_file, write_part
+from tracetool.store import WHOLE, as_path, is_local, read_parts, sources_of, whole_file, write_part
 from tracetool.store.kept import from_bytes, to_bytes
 from tracetool.store.objects import RunObjects, handed_over, put_folder
 from tracetool.store.place import HANDED, KEPT, MANIFEST, PART, check_free, part_sizes
@@ -81,11 +81,6 @@ class RunWriter:
         if is_local(self._path):
             return nullcontext(self.folder)
         return handed_over(self._path / f"{HANDED}{os.urandom(4).hex()}", self.folder)
-
-    def drop_part(self, part: str) -> None:
-        """Take back everything that a part holds."""
-        for name in TABLES:
-            part_path(self.folder, name, part).unlink(missing_ok=True)
 
     def commit(
         self, manifest: dict[str, Any], tables: Mapping[str, pa.Table], complete: Callable[[Run], object] | None = None
@@ -224,7 +219,7 @@ class Run(Lens):
         return self._views.made_for(sql)
 
     def table(self, name: str, columns: Sequence[str] | None = None) -> pa.Table:
-        """A table as Arrow, with its declared types and comments; read from Parquet, one chunk per source or more.
+        """A table as Arrow, with its declared types and comments; read from Parquet, one chunk per file or more.
 
         ``polars.from_arrow(table, rechunk=False)`` takes it over without copying numbers; categories and texts have
         another layout there.
@@ -283,20 +278,19 @@ class Run(Lens):
         """The same Run for questions about some ranks: of tables split by source, only their files are opened.
 
         Args:
-            ranks: Those that are asked about; rows of others may be missing.
+            ranks: Those that are asked about; of the rows of others there may be all, some or none.
         """
         if self._is_held:
             return self
-        wanted = set(ranks)
-        whole = {WHOLE} | {
-            source_part(source)
-            for source, rank in self.rows("SELECT source, rank FROM sources")
-            if rank is None or rank in wanted
+        ranks = set(ranks)
+        wanted = {
+            source for source, rank in self.rows("SELECT source, rank FROM sources") if rank is None or rank in ranks
         }
         narrowed: dict[str, list[str]] = defaultdict(list)
         for name in self._sizes:
             table, _, file = name.partition("/")
-            if file.removesuffix(".parquet") in whole:
+            part = file.removesuffix(".parquet")
+            if part == WHOLE or not wanted.isdisjoint(sources_of(part)):
                 narrowed[table].append(name)
         opened = sum(map(len, narrowed.values()))
         # Another connection costs more than opening a few files more.
