@@ -188,17 +188,19 @@ def test_arguments_are_those_that_are_there_as_json_has_them() -> None:
     """Texts come in codes, as scanners write them; a column that none of the rows has is in none of them."""
     words = pa.array(["allreduce", None, "allreduce", "send"]).dictionary_encode()
     table = pa.table({
+        **{key: pa.nulls(4, pa.int64()) for key in ("tid", "correlation")},
         "name": pa.array(["record_param_comms"] * 4).dictionary_encode(),
         "Collective name": words,
         "In msg nelems": pa.array([0, 7, None, 2**62], pa.int64()),
         "dtype": pa.array([None] * 4, pa.string()).dictionary_encode(),
         "Rank": pa.array([None, 5, None, None], pa.int64()),
     })  # fmt: skip
-    spans = EventSpans(table, np.full(4, 4, np.int32), np.arange(4), np.ones(4, np.int64))
-    name = {"name": "record_param_comms"}
-    assert spans.args([3, 0, 2]) == [
-        {**name, "Collective name": "send", "In msg nelems": 2**62},
-        {**name, "Collective name": "allreduce", "In msg nelems": 0},
-        {**name, "Collective name": "allreduce"},
+    # Of the batch, all but the first event are spans.
+    spans = EventSpans(table, np.arange(1, 4), np.full(3, 4, np.int32), np.arange(3), np.ones(3, np.int64))
+    keys = ("Collective name", "In msg nelems", "dtype", "Rank")
+    assert spans.args([2, 1], keys) == [
+        {"Collective name": "send", "In msg nelems": 2**62},
+        {"Collective name": "allreduce"},
     ]
-    assert spans.args([1]) == [{**name, "In msg nelems": 7, "Rank": 5}]
+    assert spans.args([0], keys) == [{"In msg nelems": 7, "Rank": 5}]
+    assert spans.args([0, 2], ("Rank",)) == [{"Rank": 5}, {}]

@@ -287,7 +287,7 @@ def rows_table(name: str, rows: Sequence[Sequence[object]]) -> pa.Table:
         else pa.array(values, f.type)
         for f, values in zip(schema, columns, strict=True)
     ]
-    return pa.Table.from_arrays(arrays, names=schema.names).cast(schema)
+    return pa.Table.from_arrays(arrays, schema=schema)
 
 
 def stated_sizes(comms: pa.Table, payload_bytes: int) -> tuple[pa.Table, int]:

@@ -195,6 +195,24 @@ def text_column(codes: pa.Int32Array, unique: Sequence[bytes], *, as_json: bool)
     return pa.DictionaryArray.from_arrays(codes, pa.array(list(texts), pa.string())), count
 
 
+def rows_of_texts(
+    texts: Sequence[str | None], codes: NDArray[np.int32 | np.int64], condition: Callable[[str], object]
+) -> NDArray[np.bool_]:
+    """Which rows have a text that meets a condition.
+
+    Args:
+        texts: The distinct ones.
+        codes: Which of them each row has; NO_CODE, which is the last of all, for none.
+        condition: Asked once of each text.
+    """
+    import numpy as np
+
+    chosen: NDArray[np.bool_] = np.array([text is not None and bool(condition(text)) for text in texts] + [False])[
+        codes
+    ]
+    return chosen
+
+
 def codes_of(column: pa.DictionaryArray) -> NDArray[np.int32]:
     """Which text of its dictionary each row of a column has; NO_CODE where it has none."""
     import pyarrow.compute as pc

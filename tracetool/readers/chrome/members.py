@@ -114,9 +114,20 @@ def _member(text: bytes, here: int) -> Member | Stop:
         return Stop.CUT if is_cut else Stop.DAMAGED
     start = _after_space(text, colon + 1)
     try:
-        return Member(json.loads(key[0], strict=False), start, start)
+        return Member(_key_of(key[0]), start, start)
     except ValueError:
         return Stop.DAMAGED
+
+
+def _key_of(text: bytes) -> str:
+    """The text of a key, with its quotes.
+
+    Raises:
+        ValueError: If it is damaged.
+    """
+    plain = text.isascii() and b"\\" not in text and b"\0" not in text
+    key: str = text[1:-1].decode("ascii") if plain else json.loads(text, strict=False)
+    return key
 
 
 def _after_space(text: bytes, at: int) -> int:
@@ -316,7 +327,9 @@ def _take(facts: dict[str, Any], text: bytes, member: Member) -> None:
         return
     value = text[member.start : min(member.end, member.start + VALUE_BYTES)]
     try:
-        facts[member.key] = _printable(_DECODER.raw_decode(value.decode(errors="replace"))[0])
+        fact = _DECODER.raw_decode(value.decode(errors="replace"))[0]
+        # Only escapes make halves of surrogate pairs.
+        facts[member.key] = _printable(fact) if b"\\u" in value else fact
     except (ValueError, RecursionError):
         if member.key == "distributedInfo":
             facts |= _distributed(value[:4096].decode(errors="replace"))

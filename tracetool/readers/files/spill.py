@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import tempfile
 import weakref
+from functools import cached_property
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
@@ -23,15 +24,18 @@ _IN_MEMORY_BYTES = 4 << 20
 
 
 class _Waiting:
-    """A temporary file that first stays in memory, and is gone with its owner at the latest."""
+    """A temporary file, made once it is needed; it is gone with its owner at the latest."""
 
-    def __init__(self) -> None:
-        self._file: IO[bytes] = tempfile.SpooledTemporaryFile(max_size=_IN_MEMORY_BYTES)  # noqa: SIM115
-        self._close = weakref.finalize(self, self._file.close)
+    @cached_property
+    def _file(self) -> IO[bytes]:
+        file: IO[bytes] = tempfile.SpooledTemporaryFile(max_size=_IN_MEMORY_BYTES)  # noqa: SIM115
+        weakref.finalize(self, file.close)
+        return file
 
     def close(self) -> None:
         """Give the disk space back."""
-        self._close()
+        if "_file" in self.__dict__:
+            self._file.close()
 
 
 class Spill(_Waiting):
@@ -42,24 +46,33 @@ class Spill(_Waiting):
     """
 
     def __init__(self, width: int) -> None:
-        super().__init__()
         self._width = width
+        self._held: list[NDArray[np.int64]] = []
+        self._held_bytes = 0
         self._lengths: list[int] = []
 
     def add(self, columns: Sequence[NDArray[np.int64]]) -> None:
         """Append rows: one array per column, all of one length."""
         import numpy as np
 
-        if len(columns[0]):
-            check_room(Path(tempfile.gettempdir()))
-            self._lengths.append(len(columns[0]))
-            self._file.seek(0, 2)
-            self._file.write(np.stack(columns).astype(np.int64, copy=False).tobytes())
+        if not len(columns[0]):
+            return
+        block = np.stack(columns).astype(np.int64, copy=False)
+        self._held_bytes += block.nbytes
+        if self._held_bytes <= _IN_MEMORY_BYTES:
+            block.flags.writeable = False
+            self._held.append(block)
+            return
+        check_room(Path(tempfile.gettempdir()))
+        self._lengths.append(block.shape[1])
+        self._file.seek(0, 2)
+        self._file.write(block.tobytes())
 
     def blocks(self) -> Iterator[NDArray[np.int64]]:
         """What was added, in order, as arrays of (columns, rows)."""
         import numpy as np
 
+        yield from self._held
         at = 0
         for length in self._lengths:
             # Two readers may take turns.
@@ -79,7 +92,6 @@ class TableSpill(_Waiting):
     """Arrow tables of any columns; the first few stay in memory, the rest lies in a temporary file."""
 
     def __init__(self) -> None:
-        super().__init__()
         self._ends = [0]
 
     def add(self, table: pa.Table) -> int:
@@ -123,6 +135,8 @@ class Repeats:
 
         self._table = np.zeros(_FIRST_SLOTS, np.uint64)
         self._count = 0
+        # Of most files all rows come at once: without others, nothing is looked up in a table.
+        self._first: NDArray[np.uint64] | None = None
         self._texts: dict[str | None, int] = {}
 
     def numbers_of(self, texts: Sequence[str | None]) -> NDArray[np.int64]:
@@ -139,8 +153,15 @@ class Repeats:
         """
         import numpy as np
 
-        is_fresh = np.zeros(len(columns[0]), bool)
         hashes = _hashes(columns)
+        ordered = np.sort(hashes)
+        if self._first is None and not np.any(ordered[1:] == ordered[:-1]):
+            self._first = ordered
+            return np.ones(len(hashes), bool)
+        if self._first is not None and not self._count:
+            self._add(self._first)
+        self._first = ordered[:0]
+        is_fresh = np.zeros(len(hashes), bool)
         different, first = np.unique(hashes, return_index=True)
         new = ~self._known(different)
         is_fresh[first[new]] = True

@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from contextlib import closing
 from dataclasses import replace
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from tracetool.model.notice import SourceCode
@@ -47,7 +48,7 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
 
-    from tracetool.readers.chrome import Scanner
+    from tracetool.readers.chrome import Field, Scanner
 
 
 _DEVICE = frozenset({"mtia_ccp_events", "mtia_insight", "hpu_op", "collective_comm"})
@@ -81,6 +82,7 @@ def record_unread(report: SourceReport) -> None:
 
 _HEAD_BYTES = 1 << 16
 _LONG_HEAD_BYTES = 1 << 24
+_RANKS = 2**31
 # Each of them is looked up from the beginning of the archive.
 _MOST_IN_ARCHIVE = 4096
 _EVENTS = re.compile(rb'"traceEvents"\s*:\s*\[')
@@ -90,11 +92,9 @@ _EXPORTED = re.compile(rb'\{"otherData":\{"tracetool":"')
 _EVENT = re.compile(rb'\{\s*"ph"\s*:\s*"[XisfM]"')
 _LIST = re.compile(rb"(?:\xef\xbb\xbf)?\s*\[\s*\{")
 _KEYS = frozenset(
-    (
-        "distributedInfo", "deviceProperties", "computeProperties", "baseTimeNanoseconds", "host_name",
-        "INFO", "WARNING", "ERROR",
-    )
+    ("distributedInfo", "deviceProperties", "computeProperties", "baseTimeNanoseconds", "host_name")
 )  # fmt: skip
+_SAID = frozenset(("INFO", "WARNING", "ERROR"))
 # What a bare list must name to be a trace of torch and not of another tool.
 _LIST_MARKS = (b'"cpu_op"', b'"Operator"', b'"Kernel"', b'"kernel"', b'"cuda_runtime"', b'"fwdbwd"', b'"aten::')
 _LEGACY = re.compile(rb"(?:CPU|CUDA) functions")
@@ -157,8 +157,8 @@ class KinetoReader:
         base = around.get("baseTimeNanoseconds")
         host = around.get("host_name")
         return Identity(
-            rank=_within(rank, 2**31),
-            world_size=_within(world, 2**31) or None,
+            rank=_within(rank, _RANKS),
+            world_size=_within(world, _RANKS) or None,
             groups=tuple(_groups(info)),
             host=host if isinstance(host, str) else None,
             device_name=name if isinstance(name, str) else None,
@@ -194,7 +194,7 @@ class KinetoReader:
             report.device = rows.device
             rows.record_limits()
         record_unread(report)
-        _record_profiler_messages(tail_facts(trace.tail, _KEYS) | head_facts(trace.head, _KEYS), report)
+        _record_profiler_messages(tail_facts(trace.tail, _SAID) | head_facts(trace.head, _SAID), report)
 
     def split(self, source: Source, identity: Identity) -> list[tuple[Source, Identity, str]]:
         """The ranks whose events the source holds, if they are of more than one."""
@@ -222,8 +222,13 @@ class KinetoReader:
 READER = KinetoReader()
 
 
+@lru_cache(maxsize=4)
+def _columns(keep: frozenset[str]) -> tuple[list[Field], dict[bytes, frozenset[bytes] | None]]:
+    return fields(keep), wanted(keep)
+
+
 def _scanner(keep: frozenset[str]) -> Scanner:
-    return event_scanner(fields(keep), wanted(keep))
+    return event_scanner(*_columns(keep))
 
 
 def _name(source: Source) -> str:
@@ -282,12 +287,20 @@ def _groups(info: dict[str, Any]) -> Iterator[Group]:
         ranks = entry.get("ranks")
         if isinstance(ranks, str):  # the on-demand form quotes the list
             ranks = [int(r) for r in re.findall(r"\d{1,9}", ranks)]
-        members_of = [r for r in ranks if _within(r, 2**31) is not None] if isinstance(ranks, list) else []
-        yield Group(str(entry.get("pg_name")), str(entry.get("pg_desc", "")), tuple(members_of))
+        yield Group(str(entry.get("pg_name")), str(entry.get("pg_desc", "")), _members(ranks))
+
+
+def _members(ranks: Any) -> tuple[int, ...]:
+    if not isinstance(ranks, list):
+        return ()
+    # Each of many ranks lists all of them.
+    if set(map(type, ranks)) == {int} and min(ranks) >= 0 and max(ranks) < _RANKS:
+        return tuple(ranks)
+    return tuple(r for r in ranks if _within(r, _RANKS) is not None)
 
 
 def _record_profiler_messages(around: dict[str, Any], report: SourceReport) -> None:
-    said = [around.get(key) for key in ("INFO", "WARNING", "ERROR")]
+    said = [around.get(key) for key in sorted(_SAID)]
     lines = [line for listed in said if isinstance(listed, list) for line in listed if isinstance(line, str)]
     lost = sum(int(count) for line in lines for count in _OUT_OF_RANGE.findall(line))
     if lost:

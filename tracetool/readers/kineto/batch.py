@@ -8,11 +8,11 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from tracetool.readers import HOST_MEMORY
-from tracetool.readers.chrome import NO_CODE, Field, codes_of
+from tracetool.readers.chrome import NO_CODE, Field, codes_of, rows_of_texts
 from tracetool.readers.cuda import action_in
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     import numpy as np
     import pyarrow as pa
@@ -107,15 +107,13 @@ class EventBatch:
     """
 
     def __init__(self, table: pa.Table, base_ns: int, report: SourceReport, place: FilePlace) -> None:
-        import numpy as np
-
         self._report = report
         self._place = place
         self._table = table
         self._columns = {name: _whole(table.column(name)) for name in ("ph", "cat", "name")}
         self._names: list[str] = self._columns["name"].dictionary.to_pylist()
         self._phases: list[str] = self._columns["ph"].dictionary.to_pylist()
-        self._is_span = np.isin(self._codes("ph"), [n for n, p in enumerate(self._phases) if p == "X"])
+        self._is_span = rows_of_texts(self._phases, self._codes("ph"), "X".__eq__)
         relative = _array(table.column("ts"))
         self._start = relative + base_ns
         self._timed = self._check_times(relative)
@@ -151,7 +149,7 @@ class EventBatch:
         code = self._names.index(_MEMORY) if _MEMORY in self._names else -2
         rows = ~self._is_span & (self._codes("name") == code)
         others = ~self._is_span & ~rows
-        about = np.isin(self._codes("ph"), [n for n, name in enumerate(self._phases) if name == "M"])
+        about = rows_of_texts(self._phases, self._codes("ph"), "M".__eq__)
         for reason, some in (("instants", others & ~about), ("ph M", others & about)):
             if some.any():
                 self._report.skipped[reason] += int(np.count_nonzero(some))
@@ -168,7 +166,6 @@ class EventBatch:
     def spans(self) -> EventSpans:
         """Its events with a duration that a table needs."""
         import numpy as np
-        import pyarrow as pa
 
         cats = self._columns["cat"].dictionary.to_pylist()
         place = np.array(
@@ -183,11 +180,7 @@ class EventBatch:
         ):
             if rows_wrong.any():
                 self._report.repair(reason, self._place, int(np.count_nonzero(rows_wrong)))
-        there = [n for n, c in zip(self._table.column_names, self._table.columns, strict=True) if c.null_count < len(c)]
-        table = self._table.select(there)
-        if len(rows) < len(self._start):
-            table = table.take(pa.array(rows))
-        return EventSpans(table, category[rows], self._start[rows], np.maximum(duration, 0))
+        return EventSpans(self._table, rows, category[rows], self._start[rows], np.maximum(duration, 0))
 
 
 class EventSpans:
@@ -197,12 +190,25 @@ class EventSpans:
         size: Number of them.
         start: Start, Unix time in ns.
         duration: Duration, ns.
+
+    Args:
+        table: A batch of events.
+        at: Which of them these are: of the many columns of the others only some are asked for.
+        category: Place in the categories of each.
+        start: Start of each, Unix time in ns.
+        duration: Duration of each, ns.
     """
 
     def __init__(
-        self, table: pa.Table, category: NDArray[np.int32], start: NDArray[np.int64], duration: NDArray[np.int64]
+        self,
+        table: pa.Table,
+        at: NDArray[np.int64],
+        category: NDArray[np.int32],
+        start: NDArray[np.int64],
+        duration: NDArray[np.int64],
     ) -> None:
         self._table = table
+        self._at = at
         self._category = category
         self.size = len(start)
         self.start = start
@@ -236,34 +242,30 @@ class EventSpans:
         process = self._texts("pid")
         processes = repeats.numbers_of([*process.dictionary.to_pylist(), None])[codes_of(process)]
         numbers = [np.where(self._is_kernel, ABSENT, column) for column in (self._correlation, self._external)]
-        columns = [self._thread, self._streams, self._integers("device"), *numbers]
+        columns = [self._thread, self._streams, self._device, *numbers]
         return [self._category.astype(np.int64), names, processes, self.start, self.duration, *columns]
 
     def kept(self, keep: NDArray[np.bool_]) -> EventSpans:
         """Some of them."""
-        import pyarrow as pa
-
-        return EventSpans(
-            self._table.filter(pa.array(keep)), self._category[keep], self.start[keep], self.duration[keep]
-        )
+        return EventSpans(self._table, self._at[keep], self._category[keep], self.start[keep], self.duration[keep])
 
     def _integers(self, *keys: str) -> NDArray[np.int64]:
         """The first of several values that is there."""
         import numpy as np
 
-        columns = [_array(self._table.column(key)) for key in keys if key in self._table.column_names]
+        columns = [column for key in keys if (column := self._table.column(key)).null_count < len(column)]
         if not columns:
             return np.full(self.size, ABSENT)
-        values = columns[0]
-        for column in columns[1:]:
-            values = np.where(values == ABSENT, column, values)
+        values, *others = (_array(column)[self._at] for column in columns)
+        for other in others:
+            values = np.where(values == ABSENT, other, values)
         return values
 
     def devices(self) -> dict[int, int]:
         """Number of device activities by device."""
         import numpy as np
 
-        values = self._integers("device")[self._on_device]
+        values = self._device[self._on_device]
         devices, counts = np.unique(values[(values >= 0) & (values < 2**31)], return_counts=True)
         return dict(zip(devices.tolist(), counts.tolist(), strict=True))
 
@@ -272,37 +274,40 @@ class EventSpans:
         rows = (self._category == _LAUNCH) & (self._correlation != ABSENT) & (self._thread != ABSENT)
         return [self._correlation[rows], self.start[rows], self._thread[rows]]
 
-    def named(self, condition: Callable[[str], bool], categories: tuple[str, ...]) -> Iterator[tuple[str, int]]:
+    def named(self, condition: Callable[[str], object], categories: tuple[str, ...]) -> Iterator[tuple[str, int]]:
         """(name, row) of the spans of some categories whose name meets a condition."""
         import numpy as np
 
-        hits = [n for n, name in enumerate(self._names) if name is not None and condition(name)]
-        if not hits:
-            return
         codes = codes_of(self._name_column)
-        kinds = [_CATEGORIES.index(c) for c in categories]
-        for row in np.flatnonzero(np.isin(codes, hits) & np.isin(self._category, kinds)).tolist():
+        rows = rows_of_texts(self._names, codes, condition)
+        kinds = np.isin(np.arange(len(_CATEGORIES)), [_CATEGORIES.index(c) for c in categories])
+        for row in np.flatnonzero(rows & kinds[self._category]).tolist() if rows.any() else ():
             yield str(self._names[codes[row]]), row
 
-    def args(self, rows: Sequence[int]) -> list[Mapping[str, Any]]:
-        """The arguments of some spans, those that are there."""
+    def args(self, rows: Sequence[int], keys: Iterable[str]) -> Sequence[Mapping[str, Any]]:
+        """Some arguments of some spans, those that are there."""
         import pyarrow as pa
 
-        taken = self._table.take(rows)
-        taken = taken.select([key for key in taken.column_names if taken[key].null_count < len(rows)])
-        for place, field in enumerate(taken.schema):
-            if pa.types.is_dictionary(field.type):
+        at = pa.array(self._at[rows])
+        listed: list[dict[str, Any]] = [{} for _ in rows]
+        for key in keys:
+            whole = self._table.column(key)
+            if whole.null_count == len(whole):
+                continue
+            column = whole.take(at)
+            if pa.types.is_dictionary(column.type):
                 # Arrow makes a value of each code by itself: twenty times what it takes for texts.
-                taken = taken.set_column(place, field.name, taken[place].cast(field.type.value_type))
-        listed = taken.to_pylist()
-        return [{key: value for key, value in values.items() if value is not None} for values in listed]
+                column = column.cast(column.type.value_type)
+            for args, value in zip(listed, column.to_pylist(), strict=True):
+                if value is not None:
+                    args[key] = value
+        return listed
 
     def _texts(self, key: str) -> pa.DictionaryArray:
         import pyarrow as pa
 
-        if key not in self._table.column_names:
-            return pa.nulls(self.size, pa.dictionary(pa.int32(), pa.string()))
-        return _whole(self._table.column(key))
+        whole = _whole(self._table.column(key))
+        return whole if self.size == len(whole) else whole.take(pa.array(self._at))
 
     def thread_of(self, row: int) -> int:
         """Host thread of one span; 0 if the trace does not say."""
@@ -314,6 +319,10 @@ class EventSpans:
         values = (self._streams[row], self._external[row], self._correlation[row])
         stream, external, correlation = (None if v == ABSENT else int(v) for v in values)
         return stream, external, correlation
+
+    @cached_property
+    def _device(self) -> NDArray[np.int64]:
+        return self._integers("device")
 
     @cached_property
     def _external(self) -> NDArray[np.int64]:
@@ -361,7 +370,7 @@ class EventSpans:
         on_host = ~self._on_device
         nothing = pa.nulls(self.size, pa.dictionary(pa.int32(), pa.string()))
         labels = [action_in(name or "") for name in self._names]
-        args = self._table.column("args").cast(pa.string()) if "args" in self._table.column_names else None
+        args = self._texts("args").cast(pa.string()) if "args" in self._table.column_names else None
         named = self._name_column
         if named.null_count:
             named = pc.fill_null(named.cast(pa.string()), "").dictionary_encode()

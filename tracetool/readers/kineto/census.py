@@ -10,7 +10,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
-from tracetool.readers.chrome import codes_of
+from tracetool.readers.chrome import NO_CODE, codes_of, rows_of_texts
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -62,18 +62,15 @@ class CensusRows(NamedTuple):
 
 def rows_of(table: pa.Table) -> CensusRows:
     """The same table as a scanner made it, by process, device and rank."""
-    import numpy as np
     import pyarrow.compute as pc
 
     cats, cat = codes(table, "cat")
     phases, phase = codes(table, "ph")
     pids, pid = codes(table, "pid")
     ranks, rank = codes(table, "rank")
-    is_span = np.isin(phase, [n for n, name in enumerate(phases) if name == "X"])
+    is_span = rows_of_texts(phases, phase, "X".__eq__)
     device = pc.fill_null(table.column("device"), ABSENT).to_numpy()
-    is_host, is_kernel = (
-        is_span & np.isin(cat, [n for n, name in enumerate(cats) if name in known]) for known in (HOST, KERNEL)
-    )
+    is_host, is_kernel = (is_span & rows_of_texts(cats, cat, known.__contains__) for known in (HOST, KERNEL))
     return CensusRows(pids=pids, pid=pid, ranks=ranks, rank=rank, is_host=is_host, is_kernel=is_kernel, device=device)
 
 
@@ -116,15 +113,18 @@ class Census:
         import numpy as np
 
         rows = rows_of(table)
-        for code, count in zip(*np.unique(rows.pid[rows.is_host], return_counts=True), strict=True):
+        for code, count in _counted(rows.pid[rows.is_host]):
             if code >= 0 and _is_process(rows.pids[code]):
-                self.hosts[rows.pids[code]] += int(count)
-        pairs = np.stack([rows.pid[rows.is_kernel], rows.device[rows.is_kernel]])
-        for (code, device), count in zip(*_distinct(pairs), strict=True):
-            self.kernels[rows.pids[code] if code >= 0 else "", None if device == ABSENT else int(device)] += int(count)
+                self.hosts[rows.pids[code]] += count
+        devices, device = np.unique(rows.device[rows.is_kernel], return_inverse=True)
+        pairs, counts = np.unique(rows.pid[rows.is_kernel] * len(devices) + device, return_counts=True)
+        for pair, count in zip(pairs.tolist(), counts.tolist(), strict=True):
+            code, place = divmod(pair, len(devices))
+            on = int(devices[place])
+            self.kernels[rows.pids[code] if code >= 0 else "", None if on == ABSENT else on] += count
         own = rows.rank[rows.is_host | rows.is_kernel]
-        for code, count in zip(*np.unique(own[own >= 0], return_counts=True), strict=True):
-            self.ranks[rows.ranks[code]] += int(count)
+        for code, count in _counted(own[own >= 0]):
+            self.ranks[rows.ranks[code]] += count
         self.unranked += int(np.count_nonzero(own < 0))
         self._take_names(table, rows)
         return rows
@@ -178,11 +178,13 @@ def _listed(names: Iterable[object]) -> str:
     return ", ".join(some[:6]) + (f" and {len(some) - 6} more" if len(some) > 6 else "")
 
 
-def _distinct(pairs: NDArray[np.int64]) -> tuple[list[list[int]], list[int]]:
+def _counted(codes: NDArray[np.int64]) -> Iterator[tuple[int, int]]:
+    """Each code that there is, in order, and of how many rows."""
     import numpy as np
 
-    distinct, counts = np.unique(pairs, axis=1, return_counts=True)
-    return distinct.T.tolist(), counts.tolist()
+    counts = np.bincount(codes - NO_CODE)
+    for place in np.flatnonzero(counts).tolist():
+        yield place + NO_CODE, int(counts[place])
 
 
 def launched_twice(correlation: NDArray[np.int64], start: NDArray[np.int64]) -> str | None:
@@ -192,6 +194,11 @@ def launched_twice(correlation: NDArray[np.int64], start: NDArray[np.int64]) -> 
     """
     import numpy as np
 
+    # Most files repeat none: to know that takes less than to leave out what comes twice.
+    ordered = np.sort(correlation[correlation != 0])
+    again = ordered[1:][ordered[1:] == ordered[:-1]]
+    if len(np.unique(again)) < _SHARED_LAUNCHES * (len(ordered) - len(again)):
+        return None
     pairs = np.unique(np.stack([correlation, start]), axis=1)
     launches, counts = np.unique(pairs[0][pairs[0] != 0], return_counts=True)
     shared = int(np.count_nonzero(counts > 1))

@@ -29,6 +29,16 @@ if TYPE_CHECKING:
 
     from tracetool.readers import Group, SourceReport
 
+OF_RECORDS = (
+    "Collective name", "Process Group Name", "Process Group Ranks", "In msg nelems", "Out msg nelems", "dtype",
+    "External id", "external id", "Comms Id", "Rank", "Src Rank", "Dst Rank", "Global rank start",
+    "Global rank stride", "Group size",
+)  # fmt: skip
+"""Arguments that records tell something by."""
+
+OF_POSTINGS = ("Concrete Inputs", "Input Dims", "Input type", "External id")
+"""Arguments that ops which post messages, and titles of asynchronous work, tell something by."""
+
 _MOST_RANKS = 1 << 22
 _DTYPE_BYTES = {
     "Float8_e4m3fn": 1, "Float8_e5m2": 1, "Float8_e4m3fnuz": 1, "Float8_e5m2fnuz": 1,

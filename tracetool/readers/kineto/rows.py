@@ -16,6 +16,8 @@ from tracetool.readers.files.spill import TWICE, Repeats, Spill
 from tracetool.readers.kineto.batch import ABSENT, EventBatch
 from tracetool.readers.kineto.census import Census, RankEvidence, launched_twice, most_frequent
 from tracetool.readers.kineto.comms import (
+    OF_POSTINGS,
+    OF_RECORDS,
     OPERATIONS,
     TITLES,
     AsyncAnnotation,
@@ -142,7 +144,7 @@ class EventRows:
         return spans.kept(keep)
 
     def _note_steps(self, spans: EventSpans, place: FilePlace) -> None:
-        for name, number in spans.named(lambda name: _STEP.match(name) is not None, ("annotation", "op")):
+        for name, number in spans.named(_STEP.match, ("annotation", "op")):
             if len(self._steps) >= _MOST_STEPS:
                 self._report.drop(f"more than {_MOST_STEPS:,} marks of steps", place)
                 continue
@@ -151,7 +153,7 @@ class EventRows:
             self._steps.append((self._rank, step, start, start + int(spans.duration[number]), None, None))
 
     def _note_communication(self, spans: EventSpans, place: FilePlace) -> None:
-        records = [number for _, number in spans.named(lambda name: name == _RECORD, ("op",))]
+        records = [number for _, number in spans.named(_RECORD.__eq__, ("op",))]
         kernels = list(spans.named(is_communication_kernel, ("kernel",)))
         room = _MOST_COMMUNICATIONS - len(self._records), _MOST_COMMUNICATIONS - len(self._kernels)
         if (beyond := max(0, len(records) - room[0]) + max(0, len(kernels) - room[1])) > 0:
@@ -159,7 +161,7 @@ class EventRows:
                 f"more than {_MOST_COMMUNICATIONS:,} communication operations: no rows in comms", place, beyond
             )
             records, kernels = records[: room[0]], kernels[: room[1]]
-        for number, args in zip(records, spans.args(records) if records else (), strict=True):
+        for number, args in zip(records, spans.args(records, OF_RECORDS) if records else (), strict=True):
             record = parse_record(args, int(spans.start[number]), spans.thread_of(number), self._identity.groups)
             if record is None:
                 continue
@@ -186,7 +188,7 @@ class EventRows:
             (postings, OPERATIONS, parse_posting, self._postings), (titles, TITLES, parse_title, self._titles),
         ):  # fmt: skip
             rows = [row for _, row in noted]
-            for (name, row), args in zip(noted, spans.args(rows) if rows else (), strict=True):
+            for (name, row), args in zip(noted, spans.args(rows, OF_POSTINGS) if rows else (), strict=True):
                 start = int(spans.start[row])
                 span = start, start + int(spans.duration[row])
                 kept.append(parse(known[name], args, span, spans.thread_of(row)))  # type: ignore[arg-type]
@@ -268,8 +270,8 @@ class EventRows:
         wanted = {correlation for *_, correlation in self._kernels if correlation is not None}
         launches: dict[int, tuple[int, int]] = {}
         needed = np.array(sorted(wanted), np.int64)
-        for correlation, start, thread in self._launches.blocks():
-            hit = np.isin(correlation, needed)
+        for correlation, start, thread in self._launches.blocks() if wanted else ():
+            hit = needed[np.searchsorted(needed[:-1], correlation)] == correlation
             pairs = zip(start[hit].tolist(), thread[hit].tolist(), strict=True)
             launches.update(zip(correlation[hit].tolist(), pairs, strict=True))
         kernels = []
