@@ -291,15 +291,12 @@ def _group_rows(item: DiscoveredSource) -> list[tuple[object, ...]]:
 
 
 def _manifest(discovery: Discovery, tasks: Sequence[Task], outcomes: Sequence[SourceOutcome]) -> dict[str, Any]:
-    read = [t for t, o in zip(tasks, outcomes, strict=True) if o.failure is None and t.discovered.source.ranked]
-    recorded = [t.discovered.rank for t in read if t.discovered.rank is not None]
+    both = zip(tasks, outcomes, strict=True)
+    read = [(t.discovered, o) for t, o in both if o.failure is None and t.discovered.source.ranked]
+    recorded = [item.rank for item, _ in read if item.rank is not None]
     # A trace without distributed information says 1, whatever the rank in its name.
     sizes = _group_sizes(outcomes)
-    world = max(
-        [_world_size(t.discovered, o) for t, o in zip(tasks, outcomes, strict=True) if t in read]
-        + [rank + 1 for rank in recorded]
-        + [0]
-    )
+    world = max([_world_size(item, outcome) for item, outcome in read] + [rank + 1 for rank in recorded] + [0])
     return {
         "tool_version": __version__,
         "digest": digest_of(discovery.sources),
@@ -317,7 +314,9 @@ def _world_size(item: DiscoveredSource, outcome: SourceOutcome) -> int:
     said = item.identity.world_size or 1
     # Without distributed information it says 1; a larger number is believed against single records.
     named = outcome.report.least_world or 1 if said == 1 else 1
-    listed = [rank + 1 for group in item.identity.groups for rank in group.ranks if rank < MOST_RANKS]
+    listed = [
+        1 + max(filter(MOST_RANKS.__gt__, group.ranks), default=0) for group in item.identity.groups if group.ranks
+    ]
     return max([said, named, *listed, *outcome.report.group_sizes.values()])
 
 

@@ -16,6 +16,7 @@ import xxhash
 from tracetool.errors import DuplicateRank, IngestError, MalformedTrace, MissingRank, Option, UnknownFormat
 from tracetool.ingestion.walk import purpose_of, walk, why_unknown
 from tracetool.readers import READERS, UNRANKED, Group, Identity, Left, Source, Splitter
+from tracetool.readers.files import keeping_heads
 from tracetool.store.objects import place_of
 
 if TYPE_CHECKING:
@@ -101,6 +102,11 @@ def discover(
         MissingRank: If a source does not say its rank.
         MalformedTrace: If the only sources are damaged beyond reading.
     """
+    with keeping_heads():
+        return _discovered(paths, ranks or {}, keep_conflicts=keep_conflicts)
+
+
+def _discovered(paths: Sequence[Path], ranks: Mapping[str, int], *, keep_conflicts: bool) -> Discovery:
     result = Discovery()
     files, named = walk(paths, result.failed, result.left)
     taken: set[Path] = set()
@@ -130,7 +136,7 @@ def discover(
     _check_named([f for f in named if f not in known])
     if not identified:
         raise _nothing(result, len(files), paths)
-    ranked = _with_ranks(identified, ranks or {}, result.conflicts)
+    ranked = _with_ranks(identified, ranks, result.conflicts)
     result.sources = in_order(_of_one_profiler(ranked, result.left))
     _split(result, result.sources if keep_conflicts else _unclear(result.sources))
     nameless = [item for item in result.sources if item.source.ranked and item.rank is None]

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import msgspec
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
     from pathlib import Path
 
     from tracetool.readers.files import ByteStream
@@ -190,11 +190,13 @@ class Beginning(NamedTuple):
         at: After its bracket; None if it was not met yet.
         is_member: Whether it is a member of the trace's own object, in text that is sound up to there.
         is_sound: Whether more text may still show it as such.
+        ahead: If it is a member, those that stand before it.
     """
 
     at: int | None
     is_member: bool = False
     is_sound: bool = False
+    ahead: Sequence[Member] = ()
 
 
 def beginning(data: bytes, looked: int, *, is_sound: bool, is_all: bool) -> Beginning:
@@ -211,7 +213,7 @@ def beginning(data: bytes, looked: int, *, is_sound: bool, is_all: bool) -> Begi
     if is_sound and (at := opening(data)) is not None:
         walked = walk(data, at)
         if walked.stop is Stop.EVENTS:
-            return Beginning(walked.at, is_member=True)
+            return Beginning(walked.at, is_member=True, ahead=walked.members)
         if walked.stop is Stop.CUT and not is_all and len(data) <= _HEAD_LIMIT_BYTES:
             return Beginning(None, is_sound=True)
         looked = 0
@@ -290,8 +292,15 @@ _DECODER = json.JSONDecoder(strict=False)
 
 def head_facts(head: bytes, keys: frozenset[str]) -> dict[str, Any]:
     """The values of some keys of the trace that stand before its events; see :func:`tail_facts`."""
+    if not _may_have(head, keys):
+        return {}
     at = opening(head)
     return _facts(head, walk(head, at) if at is not None else Walk([], 0, Stop.DAMAGED), keys)
+
+
+def _may_have(text: bytes, keys: frozenset[str]) -> bool:
+    """Whether any of the keys can be in a text; escapes hide what they are."""
+    return b"\\" in text or any(key.encode() in text for key in keys)
 
 
 def tail_facts(tail: bytes, keys: frozenset[str]) -> dict[str, Any]:
@@ -301,14 +310,20 @@ def tail_facts(tail: bytes, keys: frozenset[str]) -> dict[str, Any]:
         tail: Text after the bracket that closes the list of events; it need not be whole.
         keys: Keys of the trace's own object to read; of two equal ones the first counts.
     """
-    return _facts(tail, walk(tail, 0, inside=True), keys)
+    return _facts(tail, walk(tail, 0, inside=True), keys) if _may_have(tail, keys) else {}
+
+
+def member_facts(text: bytes, members: Sequence[Member], keys: frozenset[str]) -> dict[str, Any]:
+    """The values of some keys among members of the trace; see :func:`tail_facts`."""
+    facts: dict[str, Any] = {}
+    for member in members:
+        if member.key in keys:
+            _take(facts, text, member)
+    return facts
 
 
 def _facts(text: bytes, walked: Walk, keys: frozenset[str]) -> dict[str, Any]:
-    facts: dict[str, Any] = {}
-    for member in walked.members:
-        if member.key in keys:
-            _take(facts, text, member)
+    facts = member_facts(text, walked.members, keys)
     if walked.stop in (Stop.CUT, Stop.DAMAGED):
         for member in _scattered(text, walked.at, keys):
             _take(facts, text, member)

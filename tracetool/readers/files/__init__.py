@@ -9,10 +9,11 @@ read in place: nothing of an archive is ever written to disk, so its member name
 from __future__ import annotations
 
 import zlib
-from contextlib import closing
+from contextlib import closing, contextmanager
+from contextvars import ContextVar
 from functools import cache
 from importlib import import_module
-from typing import IO, TYPE_CHECKING, Any, cast
+from typing import IO, TYPE_CHECKING, Any, NamedTuple, cast
 
 from tracetool.readers.files.tar_stream import TarStream
 from tracetool.store.objects import place_of
@@ -31,6 +32,32 @@ _BLOCK = 1 << 18
 _SHORT = 1 << 10
 # Arrow tells damaged zstd data by OSError.
 _BROKEN = (EOFError, OSError)
+
+HEAD_BYTES = 1 << 14
+"""How much of the beginning of a file is kept for all who ask what it is."""
+
+_MOST_HEADS = 4096
+
+
+class _Head(NamedTuple):
+    """The first ``HEAD_BYTES`` of a file, and what a stream knows once they are read."""
+
+    text: bytes
+    broken: str | None
+    is_plain: bool
+
+
+_heads: ContextVar[dict[tuple[Path, str], _Head] | None] = ContextVar("_heads", default=None)
+
+
+@contextmanager
+def keeping_heads() -> Iterator[None]:
+    """Within it the beginning of each of many files is read once, by whichever reader asks first what it is."""
+    before = _heads.set({})
+    try:
+        yield
+    finally:
+        _heads.reset(before)
 
 
 class ByteStream:
@@ -99,6 +126,20 @@ class ByteStream:
 
     def head(self, size: int) -> bytes:
         """The first bytes, at most ``size``; empty if the file cannot be read."""
+        heads = _heads.get()
+        if heads is None or size > HEAD_BYTES:
+            return self._first(size)
+        kept = heads.get((self._path, self._member))
+        if kept is None:
+            kept = _Head(self._first(HEAD_BYTES), self.broken, self.is_plain)
+            if len(heads) < _MOST_HEADS:
+                heads[self._path, self._member] = kept
+        self.is_plain = kept.is_plain
+        # What breaks behind that much text was not met.
+        self.broken = kept.broken if len(kept.text) < size else None
+        return kept.text[:size]
+
+    def _first(self, size: int) -> bytes:
         first = bytearray()
         try:
             with closing(cast("Any", self.blocks(size))) as blocks:

@@ -29,13 +29,14 @@ from tracetool.readers.chrome.members import (
     beginning,
     head_facts,
     lists_traces,
+    member_facts,
     opening,
     tail_facts,
     tail_of,
     walk,
 )
 from tracetool.readers.chrome.scan import ChromeTrace
-from tracetool.readers.files import Archive, ByteStream, is_archive
+from tracetool.readers.files import HEAD_BYTES, Archive, ByteStream, is_archive
 from tracetool.readers.kineto.batch import column_names, fields, wanted
 from tracetool.readers.kineto.rows import EventRows
 from tracetool.readers.kineto.several import HINT, Chooser, FileSurvey, RankEvents
@@ -80,7 +81,7 @@ def record_unread(report: SourceReport) -> None:
             report.note(SourceCode.EVENTS_UNREAD, f"{format_count(sum(counts.values()), 'event')} {what} ({kinds})")
 
 
-_HEAD_BYTES = 1 << 16
+_HEADS_BYTES = (HEAD_BYTES, 1 << 16)
 _LONG_HEAD_BYTES = 1 << 24
 _RANKS = 2**31
 # Each of them is looked up from the beginning of the archive.
@@ -112,8 +113,7 @@ class KinetoReader:
         for file in files:
             if not is_archive(file):
                 stream = ByteStream(file)
-                head = stream.head(_HEAD_BYTES)
-                if _is_plainly_trace(head):
+                if any(_is_plainly_trace(stream.head(size)) for size in _HEADS_BYTES):
                     claim.sources.append(Source(self.name, file, (file,)))
                     continue
                 head = stream.head(_LONG_HEAD_BYTES)
@@ -261,13 +261,16 @@ def _is_trace(head: bytes) -> bool:
 
 def _around(source: Source) -> dict[str, Any]:
     stream = ByteStream(source.path, source.member)
-    head = stream.head(_HEAD_BYTES)
-    start = beginning(head, 0, is_sound=True, is_all=True)
-    if not start.is_member:
-        # A long value of another key may stand before the events.
-        head = stream.head(_LONG_HEAD_BYTES)
+    # A long value of another key may stand before the events.
+    for size in (*_HEADS_BYTES, _LONG_HEAD_BYTES):
+        head = stream.head(size)
         start = beginning(head, 0, is_sound=True, is_all=True)
-    facts = head_facts(head[: start.at], _KEYS) if start.at is not None else {}
+        if start.is_member:
+            break
+    if start.is_member:
+        facts = member_facts(head, start.ahead, _KEYS)
+    else:
+        facts = head_facts(head[: start.at], _KEYS) if start.at is not None else {}
     if "distributedInfo" not in facts or "baseTimeNanoseconds" not in facts:
         # Old writers, and traces made on demand, have it after the events.
         facts = tail_facts(tail_of(source.path, stream), _KEYS) | facts

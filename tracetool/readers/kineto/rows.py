@@ -257,7 +257,9 @@ class EventRows:
                 SourceCode.DEVICES_SEVERAL,
                 f"{elsewhere:,} device activities ran on another device than {self.device}: they count as this rank's",
             )
-        named = [rank for r in self._records for rank in (*r.group_ranks, *(() if r.peer is None else (r.peer,)))]
+        # Each of many records may list all ranks, but there are few lists.
+        named = {rank for ranks in {r.group_ranks for r in self._records} for rank in ranks}
+        named |= {r.peer for r in self._records if r.peer is not None}
         self._report.least_world = max((rank + 1 for rank in named if rank < _MOST_RANKS), default=None)
         if self._report.first_ns is not None and self._report.first_ns < ABSOLUTE_NS:
             self._report.note(

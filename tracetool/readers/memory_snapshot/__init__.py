@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from tracetool.errors import IngestError, MalformedTrace
 from tracetool.model.notice import SourceCode
 from tracetool.readers import OTHER_MEMORY, Claim, FilePlace, Identity, Source, rows_table
-from tracetool.readers.files import ByteStream
+from tracetool.readers.files import HEAD_BYTES, ByteStream
 from tracetool.readers.memory_snapshot.pickle import MOST_BYTES, is_pickle, plain_data
 from tracetool.units import format_size
 
@@ -58,8 +58,11 @@ class MemorySnapshotReader:
 
     def find(self, files: Sequence[Path]) -> Claim:
         """Pickles of a dict that names segments or traces of devices; nothing is unpickled yet."""
-        heads = ((file, ByteStream(file).head(_HEAD_BYTES)) for file in files)
-        pickles = [file for file, head in heads if is_pickle(head) and any(key in head for key in _KEYS)]
+        streams = ((file, ByteStream(file)) for file in files)
+        pickles = [
+            file for file, stream in streams
+            if is_pickle(stream.head(HEAD_BYTES)) and any(key in stream.head(_HEAD_BYTES) for key in _KEYS)
+        ]  # fmt: skip
         return Claim([Source(self.name, file, (file,), complements=True) for file in pickles])
 
     def identify(self, source: Source) -> Identity:

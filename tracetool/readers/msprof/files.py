@@ -21,7 +21,7 @@ from tracetool.readers import Claim, Left, Source
 from tracetool.readers.cann import csv_header, csv_rows, small_integer
 from tracetool.readers.cann.parts import holds_output, is_beside
 from tracetool.readers.chrome.members import lists_traces
-from tracetool.readers.files import ByteStream
+from tracetool.readers.files import HEAD_BYTES, ByteStream
 from tracetool.readers.msprof.capture import configuration, is_configuration, is_rank_table
 
 if TYPE_CHECKING:
@@ -122,9 +122,16 @@ def _exports(parts: Sequence[TableFile]) -> list[list[TableFile]]:
     return exports
 
 
+def _first_sign(head: bytes) -> bytes:
+    return head.lstrip(b"\xef\xbb\xbf \t\r\n")[:1]
+
+
 def _table_of(path: Path) -> str | None:
-    head = ByteStream(path).head(_HEAD_BYTES)
-    start = head.lstrip(b"\xef\xbb\xbf \t\r\n")[:1]
+    stream = ByteStream(path)
+    if _first_sign(stream.head(HEAD_BYTES)) == b"{":
+        return None
+    head = stream.head(_HEAD_BYTES)
+    start = _first_sign(head)
     if start == b"[":
         if lists_traces(head):
             return None

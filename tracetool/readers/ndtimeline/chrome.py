@@ -18,7 +18,7 @@ from tracetool.readers import FilePlace, SourceReport
 from tracetool.readers.chrome import Field
 from tracetool.readers.chrome.compiled import event_scanner
 from tracetool.readers.chrome.scan import ChromeTrace
-from tracetool.readers.files import ByteStream
+from tracetool.readers.files import HEAD_BYTES, ByteStream
 from tracetool.readers.files.spill import Spill
 from tracetool.readers.ndtimeline.layout import (
     BACKWARD,
@@ -60,10 +60,17 @@ _COLUMNS = ("ph", "cat", "name", "pid", "tid", "ts", "dur", *_NUMBERS, "called")
 
 def opens_labelled(path: Path) -> bool:
     """Whether the first span at the head of the file is one of the labelled operations."""
-    head = ByteStream(path).head(_HEAD_BYTES).removeprefix(_BOM)
+    stream = ByteStream(path)
+    known = _opens_labelled(stream.head(HEAD_BYTES))
+    return bool(_opens_labelled(stream.head(_HEAD_BYTES)) if known is None else known)
+
+
+def _opens_labelled(head: bytes) -> bool | None:
+    """The same of the beginning of a file; None if its first span lies behind."""
+    head = head.removeprefix(_BOM)
     match = _ARRAY.match(head)
     if match is None:
-        return False
+        return None
     text = head[match.end() :].decode("utf-8", errors="replace")
     decoder, at = json.JSONDecoder(), 0
     while at < len(text):
@@ -71,12 +78,12 @@ def opens_labelled(path: Path) -> bool:
         try:
             event, at = decoder.raw_decode(text, at)
         except (ValueError, RecursionError):
-            return False
+            return None
         if not isinstance(event, dict):
             return False
         if event.get("ph") == "X":
             return is_known(event.get("cat", event.get("name"))) and is_known(event.get("name"))
-    return False
+    return None
 
 
 class _Spans(NamedTuple):
