@@ -9,7 +9,7 @@ import json
 from collections import Counter
 from dataclasses import dataclass, field
 from decimal import ROUND_HALF_EVEN, Decimal, InvalidOperation
-from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 
 if TYPE_CHECKING:
     import re
@@ -192,7 +192,8 @@ def text_column(codes: pa.Int32Array, unique: Sequence[bytes], *, as_json: bool)
     count = 0
     if any(bad):
         count = int(np.array(bad)[codes.drop_null().to_numpy()].sum()) if len(texts) == len(unique) else sum(bad)
-    return pa.DictionaryArray.from_arrays(codes, pa.array(list(texts), pa.string())), count
+    # Codes are places in what was just listed: they need not be looked through.
+    return pa.DictionaryArray.from_arrays(codes, pa.array(list(texts), pa.string()), safe=False), count
 
 
 def rows_of_texts(
@@ -207,16 +208,37 @@ def rows_of_texts(
     """
     import numpy as np
 
-    chosen: NDArray[np.bool_] = np.array([text is not None and bool(condition(text)) for text in texts] + [False])[
-        codes
-    ]
-    return chosen
+    chosen = [text is not None and bool(condition(text)) for text in texts]
+    if True not in chosen:
+        return np.zeros(len(codes), bool)
+    of_rows: NDArray[np.bool_] = np.array([*chosen, False])[codes]
+    return of_rows
+
+
+def in_one_piece(column: pa.ChunkedArray) -> pa.Array:
+    """A column as one array; a scanner's columns are that already, and combining would copy them."""
+    return column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
+
+
+def filled(column: pa.ChunkedArray | pa.Array, value: int) -> NDArray[Any]:
+    """A column of integers with a value in place of nulls: what Arrow's fill_null gives, in a third of the time."""
+    import numpy as np
+    import pyarrow as pa
+
+    if isinstance(column, pa.ChunkedArray):
+        column = in_one_piece(column)
+    whole: NDArray[Any]
+    if column.null_count == len(column):
+        return np.full(len(column), value, column.type.to_pandas_dtype())
+    validity, numbers = column.buffers()
+    here = slice(column.offset, column.offset + len(column))
+    whole = np.frombuffer(numbers, column.type.to_pandas_dtype())[here]
+    if not column.null_count:
+        return whole
+    is_there = np.unpackbits(np.frombuffer(validity, np.uint8), bitorder="little")[here].view(np.bool_)
+    return np.where(is_there, whole, np.array(value, whole.dtype))
 
 
 def codes_of(column: pa.DictionaryArray) -> NDArray[np.int32]:
     """Which text of its dictionary each row of a column has; NO_CODE where it has none."""
-    import pyarrow.compute as pc
-
-    indices = column.indices
-    codes: NDArray[np.int32] = (pc.fill_null(indices, NO_CODE) if indices.null_count else indices).to_numpy()
-    return codes
+    return filled(column.indices, NO_CODE)

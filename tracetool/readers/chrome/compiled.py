@@ -179,6 +179,8 @@ def _texts(codes: bytearray, unique: list[bytes], *, as_json: bool) -> tuple[pa.
     import numpy as np
     import pyarrow as pa
 
+    if not unique:
+        return pa.nulls(len(codes) // 4, pa.dictionary(pa.int32(), pa.string())), 0
     places = np.frombuffer(codes, np.int32)
     absent = places < 0
     return text_column(pa.array(places, mask=absent if absent.any() else None), unique, as_json=as_json)

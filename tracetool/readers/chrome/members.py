@@ -19,9 +19,7 @@ import msgspec
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
-    from pathlib import Path
 
-    from tracetool.readers.files import ByteStream
 
 EVENTS_KEY = "traceEvents"
 
@@ -279,14 +277,11 @@ def lists_traces(head: bytes) -> bool:
     return match is not None and at is not None and walk(head, match.end() + at).stop is Stop.EVENTS
 
 
-TAIL_BYTES = 4 << 20
 VALUE_BYTES = 4 << 20
 """What is decoded of one value: its objects take twenty times as much memory."""
-_LONG_TAIL_BYTES = 64 << 20
 _MOST_TRIALS = 1000
 _RANK = re.compile(r'"rank"\s*:\s*"?(\d+)')
 _WORLD = re.compile(r'"world_size"\s*:\s*"?(\d+)')
-_AFTER_EVENTS = re.compile(rb"\}\s*\]\s*(?=[,}])")
 _DECODER = json.JSONDecoder(strict=False)
 
 
@@ -383,36 +378,3 @@ def _distributed(text: str) -> dict[str, Any]:
     if rank is None or world is None:
         return {}
     return {"distributedInfo": {"rank": int(rank[1]), "world_size": int(world[1])}}
-
-
-def tail_of(path: Path, stream: ByteStream) -> bytes:
-    """Text after the last event: the end of a plain file at once, that of a compressed one by reading it through.
-
-    Args:
-        path: The file.
-        stream: The same, of which the head was read.
-    """
-    tail = b""
-    for size in (TAIL_BYTES, _LONG_TAIL_BYTES):
-        end = _end_of(path, stream, size)
-        for match in islice(_AFTER_EVENTS.finditer(end), _MOST_TRIALS):
-            # What closes a list inside an event, or inside what follows, is no end of the object.
-            walked = walk(end, match.end(), inside=True)
-            if walked.stop is Stop.CLOSED and not end[walked.at :].strip():
-                return end[match.end() :]
-        last = _AFTER_EVENTS.search(end, max(0, end.rfind(b'"ph"')))
-        tail = end[last.end() :] if last else b""
-        if tail or len(end) < size:
-            break
-    return tail
-
-
-def _end_of(path: Path, stream: ByteStream, size: int) -> bytes:
-    if stream.is_plain:
-        with path.open("rb") as file:
-            file.seek(max(0, file.seek(0, 2) - size))
-            return file.read()
-    tail = b""
-    for block in stream.blocks(1 << 20):
-        tail = (tail + block)[-size:]
-    return tail

@@ -9,6 +9,7 @@ import re
 from contextlib import closing
 from dataclasses import replace
 from functools import lru_cache
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from tracetool.model.notice import SourceCode
@@ -32,7 +33,6 @@ from tracetool.readers.chrome.members import (
     member_facts,
     opening,
     tail_facts,
-    tail_of,
     walk,
 )
 from tracetool.readers.chrome.scan import ChromeTrace
@@ -84,6 +84,10 @@ def record_unread(report: SourceReport) -> None:
 _HEADS_BYTES = (HEAD_BYTES, 1 << 16)
 _LONG_HEAD_BYTES = 1 << 24
 _RANKS = 2**31
+_TAIL_BYTES = 4 << 20
+_LONG_TAIL_BYTES = 64 << 20
+_MOST_TRIALS = 1000
+_AFTER_EVENTS = re.compile(rb"\}\s*\]\s*(?=[,}])")
 # Each of them is looked up from the beginning of the archive.
 _MOST_IN_ARCHIVE = 4096
 _EVENTS = re.compile(rb'"traceEvents"\s*:\s*\[')
@@ -273,8 +277,41 @@ def _around(source: Source) -> dict[str, Any]:
         facts = head_facts(head[: start.at], _KEYS) if start.at is not None else {}
     if "distributedInfo" not in facts or "baseTimeNanoseconds" not in facts:
         # Old writers, and traces made on demand, have it after the events.
-        facts = tail_facts(tail_of(source.path, stream), _KEYS) | facts
+        facts = tail_facts(_tail_of(source.path, stream), _KEYS) | facts
     return facts
+
+
+def _tail_of(path: Path, stream: ByteStream) -> bytes:
+    """Text after the last event: the end of a plain file at once, that of a compressed one by reading it through.
+
+    Args:
+        path: The file.
+        stream: The same, of which the head was read.
+    """
+    tail = b""
+    for size in (_TAIL_BYTES, _LONG_TAIL_BYTES):
+        end = _end_of(path, stream, size)
+        for match in islice(_AFTER_EVENTS.finditer(end), _MOST_TRIALS):
+            # What closes a list inside an event, or inside what follows, is no end of the object.
+            walked = walk(end, match.end(), inside=True)
+            if walked.stop is Stop.CLOSED and not end[walked.at :].strip():
+                return end[match.end() :]
+        last = _AFTER_EVENTS.search(end, max(0, end.rfind(b'"ph"')))
+        tail = end[last.end() :] if last else b""
+        if tail or len(end) < size:
+            break
+    return tail
+
+
+def _end_of(path: Path, stream: ByteStream, size: int) -> bytes:
+    if stream.is_plain:
+        with path.open("rb") as file:
+            file.seek(max(0, file.seek(0, 2) - size))
+            return file.read()
+    tail = b""
+    for block in stream.blocks(1 << 20):
+        tail = (tail + block)[-size:]
+    return tail
 
 
 def _within(value: Any, limit: int) -> int | None:

@@ -8,7 +8,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from tracetool.readers import HOST_MEMORY
-from tracetool.readers.chrome import NO_CODE, Field, codes_of, rows_of_texts
+from tracetool.readers.chrome import NO_CODE, Field, codes_of, filled, in_one_piece, rows_of_texts
 from tracetool.readers.cuda import action_in
 
 if TYPE_CHECKING:
@@ -82,20 +82,6 @@ def wanted(keep: frozenset[str]) -> dict[bytes, frozenset[bytes] | None]:
     return {b'"X"': frozenset(f'"{n}"'.encode() for n in names), b'"i"': None, b'"I"': None, b'"M"': None}
 
 
-def _whole(column: pa.ChunkedArray) -> pa.Array:
-    """The column in one piece; a scanner's columns are in one already, and combining would copy it."""
-    return column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
-
-
-def _array(column: pa.ChunkedArray) -> NDArray[np.int64]:
-    """A column of integers with ABSENT for null."""
-    import pyarrow.compute as pc
-
-    whole = _whole(column)
-    values: NDArray[np.int64] = (pc.fill_null(whole, ABSENT) if whole.null_count else whole).to_numpy()
-    return values
-
-
 class EventBatch:
     """A table of events as a scanner made it, with absolute times.
 
@@ -110,11 +96,11 @@ class EventBatch:
         self._report = report
         self._place = place
         self._table = table
-        self._columns = {name: _whole(table.column(name)) for name in ("ph", "cat", "name")}
+        self._columns = {name: in_one_piece(table.column(name)) for name in ("ph", "cat", "name")}
         self._names: list[str] = self._columns["name"].dictionary.to_pylist()
         self._phases: list[str] = self._columns["ph"].dictionary.to_pylist()
         self._is_span = rows_of_texts(self._phases, self._codes("ph"), "X".__eq__)
-        relative = _array(table.column("ts"))
+        relative = filled(table.column("ts"), ABSENT)
         self._start = relative + base_ns
         self._timed = self._check_times(relative)
 
@@ -129,7 +115,7 @@ class EventBatch:
         unknown = relative == ABSENT
         zero = relative == 0
         far = ~unknown & (np.abs(np.where(unknown, 0, relative)) > _FARTHEST_NS)
-        long = _array(self._table.column("dur")) > _FARTHEST_NS
+        long = filled(self._table.column("dur"), ABSENT) > _FARTHEST_NS
         for reason, rows in (
             ("time is no number", unknown),
             ("time is zero", zero),
@@ -153,14 +139,14 @@ class EventBatch:
         for reason, some in (("instants", others & ~about), ("ph M", others & about)):
             if some.any():
                 self._report.skipped[reason] += int(np.count_nonzero(some))
-        kinds = _array(self._table.column("Device Type"))
+        kinds = filled(self._table.column("Device Type"), ABSENT)
         on_device = (kinds != _HOST) & (kinds != ABSENT)
         on_host = int(np.count_nonzero(rows & ~on_device))
         if on_host:
             self._report.skipped[HOST_MEMORY] += on_host
         rows &= on_device & self._timed
         names = ("Bytes", "Total Allocated", "Total Reserved", "Device Id", "Addr")
-        values = [_array(self._table.column(n))[rows] for n in names]
+        values = [filled(self._table.column(n), ABSENT)[rows] for n in names]
         return [self._start[rows], *values]
 
     def spans(self) -> EventSpans:
@@ -173,7 +159,7 @@ class EventBatch:
         )
         category = place[self._codes("cat")]
         rows = np.flatnonzero(self._is_span & self._timed & (category >= 0))
-        duration = _array(self._table.column("dur"))[rows]
+        duration = filled(self._table.column("dur"), ABSENT)[rows]
         for reason, rows_wrong in (
             ("no duration: set to 0", duration == ABSENT),
             ("negative duration set to 0", (duration < 0) & (duration != ABSENT)),
@@ -215,6 +201,7 @@ class EventSpans:
         self.duration = duration
         self._on_device = category < _DEVICE
         self._name_column = self._texts("name")
+        self._name_codes = codes_of(self._name_column)
         self._names: list[str | None] = self._name_column.dictionary.to_pylist()
         self._thread = self._integers("tid")
         self._correlation = self._integers("correlation")
@@ -238,7 +225,7 @@ class EventSpans:
         import numpy as np
 
         # Without a code they have the last of the numbers.
-        names = repeats.numbers_of([*self._names, None])[codes_of(self._name_column)]
+        names = repeats.numbers_of([*self._names, None])[self._name_codes]
         process = self._texts("pid")
         processes = repeats.numbers_of([*process.dictionary.to_pylist(), None])[codes_of(process)]
         numbers = [np.where(self._is_kernel, ABSENT, column) for column in (self._correlation, self._external)]
@@ -256,7 +243,7 @@ class EventSpans:
         columns = [column for key in keys if (column := self._table.column(key)).null_count < len(column)]
         if not columns:
             return np.full(self.size, ABSENT)
-        values, *others = (_array(column)[self._at] for column in columns)
+        values, *others = (filled(column, ABSENT)[self._at] for column in columns)
         for other in others:
             values = np.where(values == ABSENT, other, values)
         return values
@@ -278,27 +265,30 @@ class EventSpans:
         """(name, row) of the spans of some categories whose name meets a condition."""
         import numpy as np
 
-        codes = codes_of(self._name_column)
+        codes = self._name_codes
         rows = rows_of_texts(self._names, codes, condition)
-        kinds = np.isin(np.arange(len(_CATEGORIES)), [_CATEGORIES.index(c) for c in categories])
-        for row in np.flatnonzero(rows & kinds[self._category]).tolist() if rows.any() else ():
-            yield str(self._names[codes[row]]), row
+        if rows.any():
+            kinds = np.array([category in categories for category in _CATEGORIES])
+            for row in np.flatnonzero(rows & kinds[self._category]).tolist():
+                yield str(self._names[codes[row]]), row
 
     def args(self, rows: Sequence[int], keys: Iterable[str]) -> Sequence[Mapping[str, Any]]:
         """Some arguments of some spans, those that are there."""
         import pyarrow as pa
 
-        at = pa.array(self._at[rows])
+        at = self._at[rows]
         listed: list[dict[str, Any]] = [{} for _ in rows]
         for key in keys:
-            whole = self._table.column(key)
-            if whole.null_count == len(whole):
+            column = self._table.column(key)
+            if column.null_count == len(column):
                 continue
-            column = whole.take(at)
             if pa.types.is_dictionary(column.type):
-                # Arrow makes a value of each code by itself: twenty times what it takes for texts.
-                column = column.cast(column.type.value_type)
-            for args, value in zip(listed, column.to_pylist(), strict=True):
+                whole = in_one_piece(column)
+                texts = [*whole.dictionary.to_pylist(), None]
+                values = [texts[code] for code in codes_of(whole)[at].tolist()]
+            else:
+                values = [None if value == ABSENT else value for value in filled(column, ABSENT)[at].tolist()]
+            for args, value in zip(listed, values, strict=True):
                 if value is not None:
                     args[key] = value
         return listed
@@ -306,8 +296,13 @@ class EventSpans:
     def _texts(self, key: str) -> pa.DictionaryArray:
         import pyarrow as pa
 
-        whole = _whole(self._table.column(key))
-        return whole if self.size == len(whole) else whole.take(pa.array(self._at))
+        whole = in_one_piece(self._table.column(key))
+        if self.size == len(whole):
+            return whole
+        codes = codes_of(whole)[self._at]
+        absent = codes == NO_CODE
+        indices = pa.array(codes, mask=absent if absent.any() else None)
+        return pa.DictionaryArray.from_arrays(indices, whole.dictionary, safe=False)
 
     def thread_of(self, row: int) -> int:
         """Host thread of one span; 0 if the trace does not say."""
@@ -337,15 +332,15 @@ class EventSpans:
 
     def _blocks(self) -> pa.Array:
         """Thread blocks of each kernel's grid."""
-        import pyarrow as pa
+        import numpy as np
 
         grids = self._texts("grid")
         sizes = []
         for text in grids.dictionary.to_pylist():
             numbers = [int(n) for n in _DIGITS.findall(text)[:3] if len(n) < 11]
-            size = math.prod(numbers) if numbers else None
-            sizes.append(size if size is not None and size < 2**62 else None)
-        return pa.array(sizes, pa.int64()).take(grids.indices)
+            size = math.prod(numbers) if numbers else ABSENT
+            sizes.append(size if size < 2**62 else ABSENT)
+        return _masked(np.array([*sizes, ABSENT], np.int64)[codes_of(grids)])
 
     def _labels(self, by_name: list[str | None]) -> pa.Array:
         """The action that an annotation names."""

@@ -10,7 +10,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
-from tracetool.readers.chrome import NO_CODE, codes_of, rows_of_texts
+from tracetool.readers.chrome import NO_CODE, codes_of, filled, in_one_piece, rows_of_texts
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -62,14 +62,12 @@ class CensusRows(NamedTuple):
 
 def rows_of(table: pa.Table) -> CensusRows:
     """The same table as a scanner made it, by process, device and rank."""
-    import pyarrow.compute as pc
-
     cats, cat = codes(table, "cat")
     phases, phase = codes(table, "ph")
     pids, pid = codes(table, "pid")
     ranks, rank = codes(table, "rank")
     is_span = rows_of_texts(phases, phase, "X".__eq__)
-    device = pc.fill_null(table.column("device"), ABSENT).to_numpy()
+    device = filled(table.column("device"), ABSENT)
     is_host, is_kernel = (is_span & rows_of_texts(cats, cat, known.__contains__) for known in (HOST, KERNEL))
     return CensusRows(pids=pids, pid=pid, ranks=ranks, rank=rank, is_host=is_host, is_kernel=is_kernel, device=device)
 
@@ -78,8 +76,7 @@ def codes(table: pa.Table, name: str) -> tuple[list[str], NDArray[np.int64]]:
     """The distinct texts of a column, and which of them each row has; NO_CODE where it has none."""
     import numpy as np
 
-    column = table.column(name)
-    whole = column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
+    whole = in_one_piece(table.column(name))
     return whole.dictionary.to_pylist(), codes_of(whole).astype(np.int64, copy=False)
 
 

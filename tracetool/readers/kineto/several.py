@@ -11,7 +11,7 @@ from collections import defaultdict
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tracetool.errors import MalformedTrace
-from tracetool.readers.chrome import NO_CODE
+from tracetool.readers.chrome import NO_CODE, filled
 from tracetool.readers.kineto.census import (
     ABSENT,
     LAUNCH,
@@ -131,7 +131,7 @@ class FileSurvey:
         self._runs += turns
         cats, cat = codes(table, "cat")
         is_launch = rows.is_host & np.isin(cat, [n for n, name in enumerate(cats) if name in LAUNCH])
-        correlation, start = (table.column(key).fill_null(ABSENT).to_numpy() for key in ("correlation", "ts"))
+        correlation, start = (filled(table.column(key), ABSENT) for key in ("correlation", "ts"))
         there = correlation != ABSENT
         owner = self._beside(np.where(rows.is_host, pid, NO_CODE))
         for kept, which in ((self._launches, is_launch & there), (self._kernels, rows.is_kernel & there)):
