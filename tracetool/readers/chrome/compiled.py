@@ -190,6 +190,8 @@ def _numbers(values: bytearray, valid: bytearray, cells: list[tuple[int, int | N
     import numpy as np
     import pyarrow as pa
 
+    if not cells and 1 not in valid:
+        return pa.nulls(len(valid), pa.int64())
     numbers: Any = np.frombuffer(values, np.int64)
     there: Any = np.frombuffer(valid, np.bool_)
     for row, value in cells:
