@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import TYPE_CHECKING, Any, cast
 
 import pytest
@@ -12,6 +13,7 @@ from tracetool.cli import run as command
 from tracetool.errors import AlreadyExists, BadQuery, IngestError, StoreError
 from tracetool.ingestion import ingest
 from tracetool.ingestion.runs import derive
+from tracetool.model.notice import Silent
 from tracetool.store import as_path
 from tracetool.store.objects import Objects, remove_objects
 from tracetool.store.run import Run
@@ -116,6 +118,38 @@ def test_a_question_copies_what_it_needs(bucket: Path) -> None:
     assert copies() == {"manifest.json", "ranks/run.parquet"}
     assert len(run.table("memory", ["rank"])) == run.count("memory")
     assert copies() == {"manifest.json", "ranks/run.parquet", "memory/source-00000-00003.parquet"}
+
+
+def test_a_list_of_what_there_is_copies_nothing(bucket: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = ingest(["memory://bucket/traces"], "memory://bucket/x.run")
+    assert command(["sql", "memory://bucket/x.run", "--json"]) == 0
+    listed = {(each["name"], each["column_name"]): each for each in json.loads(capsys.readouterr().out)["columns"]}
+    assert not (run.folder / "events").exists()
+    # DuckDB says of the Run's own files which columns there are, and of which types.
+    rows = run.rows("SELECT table_name, column_name, data_type FROM duckdb_columns() WHERE NOT internal")
+    assert {(table, column): kind for table, column, kind in rows} == {
+        name: each["data_type"] for name, each in listed.items()
+    }
+    assert all(each["doc"] and each["column_doc"] for each in listed.values())
+
+
+def test_progress_is_told_of_what_is_copied(bucket: Path, tmp_path: Path) -> None:
+    class Told(Silent):
+        def __init__(self) -> None:
+            self.starts, self.done = list[int](), 0
+
+        def start(self, total: int) -> None:
+            self.starts.append(total)
+
+        def advance(self, count: int) -> None:
+            self.done += count
+
+    told = Told()
+    for file in Objects(bucket / "traces").folder.glob("*"):
+        file.unlink()
+    ingest(["memory://bucket/traces"], tmp_path / "told.run", progress=told)
+    size = sum(file.stat().st_size for file in (SAMPLES / "h100-1f1b").glob("*.gz"))
+    assert (told.starts, told.done) == ([size, size], 2 * size)
 
 
 def test_a_run_that_is_replaced_is_not_mixed_with_its_successor(bucket: Path) -> None:

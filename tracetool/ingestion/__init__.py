@@ -86,8 +86,8 @@ def ingest(
         AlreadyExists: If the output exists.
         StoreError: If the output cannot be written.
     """
-    discovery = discover([as_path(p) for p in paths], options.ranks)
     target, progress = as_path(output), progress or unasked()
+    discovery = discover([as_path(p) for p in paths], options.ranks, progress=progress)
     return write_run(discovery, target, force=force, progress=progress, options=options, complete=complete)
 
 
@@ -170,7 +170,7 @@ def cached_run(paths: Sequence[Path], progress: Progress, *, keep: tuple[str, ..
     entries are named by the digests of the traces and of the tool's code, so that no change of the tool
     answers from what it read before.
     """
-    discovery = discover(paths)
+    discovery = discover(paths, progress=progress)
     target = cache_folder() / ("-".join((digest_of(discovery.sources)[:24], code_digest()[:8], *keep)) + ".run")
     name = " ".join(str(path) for path in paths)
     try:

@@ -15,6 +15,7 @@ import xxhash
 
 from tracetool.errors import DuplicateRank, IngestError, MalformedTrace, MissingRank, Option, UnknownFormat
 from tracetool.ingestion.walk import purpose_of, walk, why_unknown
+from tracetool.model.notice import Silent
 from tracetool.readers import READERS, UNRANKED, Group, Identity, Left, Source, Splitter
 from tracetool.readers.files import keeping_heads
 from tracetool.store.objects import place_of
@@ -22,6 +23,8 @@ from tracetool.store.objects import place_of
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
     from pathlib import Path
+
+    from tracetool.model.notice import Progress
 
 _RANK_IN_NAME = re.compile(r"rank[-_]?(\d{1,9})(?!\d)", re.IGNORECASE)
 _KNOWN = (
@@ -86,7 +89,11 @@ class Discovery:
 
 
 def discover(
-    paths: Sequence[Path], ranks: Mapping[str, int] | None = None, *, keep_conflicts: bool = False
+    paths: Sequence[Path],
+    ranks: Mapping[str, int] | None = None,
+    *,
+    keep_conflicts: bool = False,
+    progress: Progress | None = None,
 ) -> Discovery:
     """Find the sources in files and folders, and who they are.
 
@@ -94,6 +101,7 @@ def discover(
         paths: Trace files, and folders to walk.
         ranks: Path (or its end) to rank, for traces that do not say theirs.
         keep_conflicts: Return with the conflicts between sources instead of raising the first.
+        progress: Told about bytes copied from object stores.
 
     Raises:
         IngestError: If a path does not exist, or two sources disagree about the size of the job.
@@ -108,7 +116,7 @@ def discover(
 
 def _discovered(paths: Sequence[Path], ranks: Mapping[str, int], *, keep_conflicts: bool) -> Discovery:
     result = Discovery()
-    files, named = walk(paths, result.failed, result.left)
+    files, named = walk(paths, result.failed, result.left, progress or Silent())
     taken: set[Path] = set()
     identified: list[tuple[Source, str, Identity]] = []
     groups: dict[Group, Group] = {}

@@ -19,17 +19,22 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
+    from tracetool.model.notice import Progress
+
 # An empty file of these names was a trace, and is lost.
 _TRACE_SUFFIXES = (".json", ".gz", ".zst", ".tar", ".db", ".parquet")
 
 
-def walk(paths: Sequence[Path], failed: list[Left], left: list[Left]) -> tuple[list[Path], list[Path]]:
+def walk(
+    paths: Sequence[Path], failed: list[Left], left: list[Left], progress: Progress
+) -> tuple[list[Path], list[Path]]:
     """All files below the paths, and those that were named themselves.
 
     Args:
         paths: Files and folders.
         failed: Gets what cannot be read.
         left: Gets what is no file to read, such as Runs.
+        progress: Told about bytes copied from object stores.
 
     Raises:
         IngestError: If a path does not exist.
@@ -39,7 +44,7 @@ def walk(paths: Sequence[Path], failed: list[Left], left: list[Left]) -> tuple[l
     named: list[Path] = []
     for given in paths:
         try:
-            path = given if is_local(given) else _copied(given, left)
+            path = given if is_local(given) else _copied(given, left, progress)
             mode = path.stat().st_mode
         except (OSError, ValueError) as error:
             missing = isinstance(error, FileNotFoundError) and not (is_local(given) and given.is_symlink())
@@ -76,7 +81,7 @@ _TRACE_MARKS = (
 _HEAD_BYTES = 512
 
 
-def _copied(url: Path, left: list[Left]) -> Path:
+def _copied(url: Path, left: list[Left], progress: Progress) -> Path:
     """A copy on this machine of what lies below a URL, without large files that are no traces, and Runs.
 
     Raises:
@@ -101,7 +106,8 @@ def _copied(url: Path, left: list[Left]) -> Path:
     left += [Left(url / name, "not copied from there: its name cannot be a file's here") for name in objects.odd]
     wanted = [name for name in objects.sizes if name not in of_runs and name not in unlike]
     objects.only(wanted)
-    objects.copy(wanted)
+    progress.start(sum(objects.sizes[name] for name in wanted))
+    objects.copy(wanted, progress.advance)
     return objects.folder
 
 

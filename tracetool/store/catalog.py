@@ -9,7 +9,10 @@ from typing import TYPE_CHECKING
 from tracetool.errors import BadQuery
 from tracetool.store.query import (
     Lens,
+    Views,
+    add_comments,
     connect,
+    empty_source,
     make_views,
     quoted,
     seal,
@@ -76,6 +79,20 @@ class Catalog(Lens):
             make_views(connection, run.sources)
         _make_views_of_all(connection, list(self.runs))
         seal(connection)
+        return connection
+
+    def _connection_for(self, _sql: str) -> duckdb.DuckDBPyConnection:
+        return self.connection
+
+
+class Shapes(Lens):
+    """Every table, view and macro as any Run has them, with comments and without rows: no file is opened."""
+
+    @cached_property
+    def connection(self) -> duckdb.DuckDBPyConnection:
+        """An in-memory DuckDB with all of them."""
+        connection = Views(connect([], 0), {name: empty_source(table) for name, table in TABLES.items()}).all_made()
+        add_comments(connection)
         return connection
 
     def _connection_for(self, _sql: str) -> duckdb.DuckDBPyConnection:

@@ -29,7 +29,7 @@ _STATES = (
     "ETag", "etag", "e_tag", "md5Hash", "content_md5", "md5", "generation", "LastModified", "last_modified", "updated",
     "mtime", "created",
 )  # fmt: skip
-_BATCH_FILES, _BATCH_BYTES = 64, 256 << 20
+_BATCH_FILES, _BATCH_BYTES = 64, 64 << 20
 _OF_DISKS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.ENAMETOOLONG)
 _WILD = re.compile(r"[*?\[\]]")
 _OWN_MEANS = {

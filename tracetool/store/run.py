@@ -167,8 +167,9 @@ class Run(Lens):
 
     def _listed(self) -> dict[str, int]:
         """Of each file of the tables its size; 0 of one that is cut off."""
-        sizes = part_sizes(self.folder) if self._objects is None else self._objects.sizes
-        return {name: size for name, size in sizes.items() if PART.fullmatch(name)}
+        if self._objects is None:
+            return part_sizes(self.folder)
+        return {name: size for name, size in self._objects.sizes.items() if PART.fullmatch(name)}
 
     def have(self, tables: Iterable[str]) -> None:
         """Have the files of tables that questions open in ``folder``: of a Run on an object store, copies of them."""

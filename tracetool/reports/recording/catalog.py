@@ -8,7 +8,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Annotated, TypedDict, cast
 
 from tracetool.schedules import SCHEDULES
-from tracetool.store.query import Example, add_comments, examples, macro_docs
+from tracetool.store.catalog import Shapes
+from tracetool.store.query import Example, examples, macro_docs
 from tracetool.tables.fields import doc
 
 if TYPE_CHECKING:
@@ -46,9 +47,7 @@ class CatalogInfo(TypedDict):
 
 def catalog_info(opened: Mapping[str, Run]) -> CatalogInfo:
     """What Runs hold, by name, that queries may ask for."""
-    run = next(iter(opened.values()))
-    add_comments(run.connection)
-    rows = run.records(
+    rows = Shapes().records(
         "SELECT view_name AS name, v.comment AS doc, c.column_name, c.data_type, c.comment AS column_doc "
         "FROM duckdb_views() AS v JOIN duckdb_columns() AS c ON c.table_name = v.view_name "
         "WHERE NOT v.internal AND v.comment IS NOT NULL ORDER BY v.view_oid, c.column_index"
