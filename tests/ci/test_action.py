@@ -109,6 +109,8 @@ def test_the_workflow_passes_and_fails_by_its_baseline(checkout: Path) -> None:
     assert "the sides replayed different scenarios" in other.stdout
 
 
+# It runs the same commands as the workflow's steps do (above), in one script.
+@pytest.mark.thorough
 def test_the_gitlab_snippet_runs(checkout: Path) -> None:
     job = _read(HIDDEN / "gitlab-ci.example.yml")["tracetool"]
     script = [line for line in job["script"] if "pip install" not in line]

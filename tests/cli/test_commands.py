@@ -6,17 +6,14 @@ import json
 import re
 import shutil
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+import pytest
 from helpers.recorded import ROOT, SAMPLES, data
 from helpers.thorough import spread
 
 from tracetool.cli import cli, run
 from tracetool.cli.help import TOPICS
 from tracetool.store.run import Run
-
-if TYPE_CHECKING:
-    import pytest
 
 SAMPLE = str(SAMPLES / "h100-1f1b")
 
@@ -174,6 +171,8 @@ def test_what_is_kept_on_request(tmp_path: Path) -> None:
     ]
 
 
+# That such ranks say so is tried by default of the reader (tests/readers/test_ascend).
+@pytest.mark.thorough
 def test_ascend_ranks_without_kernels_are_reported_not_fatal(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:

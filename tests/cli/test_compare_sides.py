@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from helpers.comparing import as_json, report, said, verdict
+from helpers.thorough import spread
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -39,12 +40,14 @@ def set_to(value: object, *keys: str | int) -> Callable[[Json], object]:
     return change
 
 
-@pytest.mark.parametrize(
+# Figures are walked through by one function, whatever they are.
+@spread(
     "keys",
     [("results", 0, "feasible"), ("results", 0, "peak_hbm_bytes", 3), ("results", 0, "overhead_bytes", 1),
      ("results", 0, "bubble_by_cause_ns", "drain", "rank_ns", 2), ("baseline", "step_ns"), ("fidelity", "replayed_ns"),
      ("step", "peak_hbm_bytes", 2), ("recording", "steps", 1, "messages", "0F", "transfer_ns"),
      ("recording", "steps", 2, "actions", "1F", "beside_ns", 3), ("results", 0, "each_step", 4, "window_ns")],
+    3,
 )  # fmt: skip
 def test_of_the_same_traces_every_figure_of_a_report_counts(
     capsys: pytest.CaptureFixture[str], base: Path, keys: tuple[str | int, ...]

@@ -6,13 +6,15 @@ import json
 from typing import TYPE_CHECKING, Any
 
 import jsonschema
-import pytest
 from helpers.recorded import ROOT, SAMPLES
+from helpers.thorough import spread
 
 from tracetool.cli import run
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    import pytest
 
 H100, ASCEND = (str(SAMPLES / name) for name in ("h100-1f1b", "ascend-1f1b"))
 
@@ -33,7 +35,8 @@ def _conforms(name: str, printed: object) -> None:
     jsonschema.Draft202012Validator(_closed(schema)).validate(printed)
 
 
-@pytest.mark.parametrize(
+# Each schema once; other recordings and values have other members of the same.
+@spread(
     ("name", "words"),
     [
         ("info", ["info", H100, "--dc", "0-1,2-3"]),
@@ -47,6 +50,14 @@ def _conforms(name: str, printed: object) -> None:
             "rows",
             ["sql", H100, "select [1] as a, 1.5::DECIMAL(5, 2) as b, null as c, 'a'::BLOB as d"],
         ),
+        ("schedules", ["schedules"]),
+        ("order", ["schedules", "dualpipe", "--stages", "4", "--microbatches", "8"]),
+    ],
+    [
+        ("info", ["info", H100, "--dc", "0-1,2-3"]),
+        ("discovery", ["ingest", H100, "--dry-run"]),
+        ("catalog", ["sql", H100]),
+        ("rows", ["sql", H100, "select * from stages"]),
         ("schedules", ["schedules"]),
         ("order", ["schedules", "dualpipe", "--stages", "4", "--microbatches", "8"]),
     ],

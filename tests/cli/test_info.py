@@ -118,6 +118,8 @@ def test_a_table_replays_like_the_ranges_that_say_the_same(capsys: pytest.Captur
     assert steps[0] == steps[1]
 
 
+# Ranks are copied on request in test_hints by default; here the second pipeline, and one that is not there.
+@pytest.mark.thorough
 def test_a_pipeline_is_chosen_and_missing_ranks_are_copied_on_request(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:

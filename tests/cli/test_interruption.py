@@ -85,14 +85,14 @@ def _gone(group: int) -> bool:
     return True
 
 
-# Both signals and both numbers of jobs; the others tell which of them is handled wrongly.
+# Ctrl-C in a terminal, of a command with workers; the others tell which signal and number of jobs is handled wrongly.
 @spread(
     ("number", "everybody", "jobs"),
     [
         (signal.SIGINT, True, 1), (signal.SIGTERM, True, 1),
         (signal.SIGINT, True, 2), (signal.SIGINT, False, 2), (signal.SIGTERM, False, 2),
     ],
-    2,
+    [(signal.SIGINT, True, 2)],
 )  # fmt: skip
 def test_an_interruption_leaves_nothing(
     number: signal.Signals, everybody: bool, jobs: int, traces: Path, tmp_path: Path

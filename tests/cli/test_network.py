@@ -134,6 +134,8 @@ def test_a_job_from_shapes(capsys: pytest.CaptureFixture[str], tmp_path: Path) -
 FOUR = ["--network", str(ROOT / "schemas" / "networks" / "four-gpus.toml"), "--schedule", "1f1b,geopipe"]
 
 
+# That a network of two tiers replays as its short form does is tried by default (tests/whatif/test_on_network).
+@pytest.mark.thorough
 def test_advice_is_that_of_the_short_form(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     """Two tiers and one link per pair: the same plan, the same figures, and what more buys."""
     short = ["--dc", "0-1,2-3", "--link", "dc0-dc1=25Gbit/s,10ms", *FOUR[2:]]

@@ -133,6 +133,8 @@ def test_the_next_command_runs_as_printed(words: list[str], capsys: pytest.Captu
         _run(command, capsys)
 
 
+# What it names next is a replay, as of most commands above.
+@pytest.mark.thorough
 def test_the_next_command_of_a_validation_runs(capsys: pytest.CaptureFixture[str]) -> None:
     recording = data("h100-pp4", "traces", "1f1b_m8")
     (command,) = _next_of(capsys, ["validate", str(recording), str(data("h100-pp4", "measured.json"))])

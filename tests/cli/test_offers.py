@@ -84,6 +84,8 @@ def test_the_sentence_has_plans_steps_errors_and_the_price_of_a_millisecond(
     assert f"{9000 / ((first - second) / 1e6):,.0f} EUR/month per ms" in told["headline"]
 
 
+# The page has its sentence and its offers from the answer that JSON and text have, which are tried by default.
+@pytest.mark.thorough
 def test_the_page_begins_with_it_and_names_offers_places_and_today(
     told: dict[str, Any], capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
@@ -155,6 +157,8 @@ def test_where_another_plan_is_best_the_first_one_is_told_beside_it(
     assert f"there {deepest / 1e6:.1f} ms" in json.loads(capsys.readouterr().out)["headline"]
 
 
+# By default the same is tried of pairs of links as values (below).
+@pytest.mark.thorough
 # Asked the other way round, what is bought of the second offer costs time.
 @spread("order", [(0, 1), (1, 0)], [(0, 1)])
 def test_the_recorded_order_is_not_kept_over_one_offer_where_the_plan_of_another_is_shorter(

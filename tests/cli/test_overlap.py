@@ -32,6 +32,8 @@ def test_answer_comes_first(capsys: pytest.CaptureFixture[str]) -> None:
     assert "the host's calls rest on 2 recordings; four give" in " ".join(printed.split())
 
 
+# Recordings of another transport are read for it; that copy engines need NVLink is tried by default (tests/overlap).
+@pytest.mark.thorough
 def test_copy_engines_are_not_tried_where_collectives_go_through_host_memory(
     capsys: pytest.CaptureFixture[str],
 ) -> None:

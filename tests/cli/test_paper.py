@@ -86,6 +86,8 @@ def test_json_conforms_to_its_schema_and_is_the_same_every_time(capsys: pytest.C
     assert [f["definition"] for f in model["bubbles"]][::2] == ["bubble_ratio", "bubble_ns", "cross_dc_bubble_ns"]
 
 
+# Two studies more; what is said is read by the options of estimates, which are tried by default.
+@pytest.mark.thorough
 def test_what_the_user_says_replaces_what_is_assumed(capsys: pytest.CaptureFixture[str]) -> None:
     """Half the peak at twice the efficiency is the same; what does not fit is told, not left out."""
     cycles = []

@@ -262,6 +262,8 @@ def test_jitter_is_reproducible_and_told(capsys: pytest.CaptureFixture[str]) -> 
     assert "1f1b: baseline, grouped transfers\n    with costs drawn anew" in text
 
 
+# What is borrowed is tried by default as values (tests/costs/test_borrowed), and memory from the command line (here).
+@pytest.mark.thorough
 def test_slowdown_from_another_recording(capsys: pytest.CaptureFixture[str]) -> None:
     """The sample is grouped and tells no slowdown; rt1f1b_m8 ran the same stages in order."""
     other = str(data("h100-pp4", "traces", "rt1f1b_m8"))

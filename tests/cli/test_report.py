@@ -70,6 +70,8 @@ def test_json_tells_the_file_and_its_size(
     assert told["best"]["schedule"] == "1f1b"
 
 
+# The page that report writes is looked through by default.
+@pytest.mark.thorough
 def test_replay_writes_the_same_page(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     target = tmp_path / "a.html"
     assert run(["replay", SAMPLE, "--schedule", "1f1b,geopipe", *LINK, "-o", str(target)]) == 0

@@ -48,6 +48,8 @@ COMMANDS = {
 }
 
 
+ANSWERS = ("replay", "advise", "sweep", "explain", "info", "schedules", "overlap", "estimate")
+"""One of each command."""
 WIDTHS = [
     *((name, 80) for name in COMMANDS),
     *((name, width) for name in ("replay", "info", "overlap", "overlap over links") for width in (60, 120)),
@@ -56,7 +58,7 @@ WIDTHS = [
 
 # Other widths show the same answers: what is too long by a line that is broken at one of them only is found there.
 @pytest.mark.usefixtures("_coarse_knees")
-@spread(("name", "columns"), WIDTHS, [(name, 80) for name in COMMANDS])
+@spread(("name", "columns"), WIDTHS, [(name, 80) for name in COMMANDS if name in ANSWERS])
 def test_an_answer_is_one_screen(
     name: str, columns: int, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -207,6 +209,8 @@ def test_every_recording_fits_the_screen(
                 assert not (line[-1:].isdigit() and _UNIT.match(after)), where
 
 
+# validate alone is not on a screen elsewhere: the others are by default (above).
+@pytest.mark.thorough
 # What fits the narrowest can be too long by a line that is broken at another width only.
 @spread("columns", [60, 80, 120], 1)
 def test_the_other_commands_fit_too(

@@ -182,6 +182,8 @@ def test_scenarios_of_links_that_differ_say_so_within_80_columns(
     ]  # fmt: skip
 
 
+# The narrower tables of the other sweeps stay within them by default.
+@pytest.mark.thorough
 def test_a_wide_table_stays_within_80_columns(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -12,6 +12,7 @@ import msgspec
 import pytest
 from helpers.comparing import as_json, report, sample
 from helpers.recorded import h100, rebuilt
+from helpers.thorough import spread
 
 from tracetool.baselines import add_report, read_history
 from tracetool.cli import run
@@ -78,7 +79,8 @@ def with_scenario(path: Path, scenario: Scenario, **changes: Any) -> Path:
     return path
 
 
-@pytest.mark.parametrize("name", sorted(changed_scenarios()))
+# That no member lacks a value here is tried by default (above); members are walked through by one function.
+@spread("name", sorted(changed_scenarios()), 5)
 def test_each_member_of_a_what_if_is_seen(capsys: pytest.CaptureFixture[str], tmp_path: Path, name: str) -> None:
     base = with_scenario(tmp_path / "base.json", PLACED)
     other = with_scenario(tmp_path / "other.json", changed_scenarios()[name])

@@ -72,6 +72,8 @@ def test_a_plan_that_overlaps_takes_what_its_estimate_says() -> None:
     assert after.step_ns < before.step_ns
 
 
+# Of a recording overlap is an axis of its own by default (test_recorded).
+@pytest.mark.thorough
 def test_it_is_a_choice_of_its_own() -> None:
     """Slicing pays through host memory, in the same order and at the same degrees."""
     kept: frozenset[AxisName] = frozenset(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 
+import pytest
 from helpers.recorded import ROOT, SAMPLES, derived
 
 from tracetool.comparison.report import ReportInfo, ResultInfo, StepInfo
@@ -54,6 +55,8 @@ print(json.dumps({
 """
 
 
+# A process in which a figure is declared anew; that structs and views have all of them is tried by default (below).
+@pytest.mark.thorough
 def test_a_figure_is_declared_in_one_place(tmp_path: object) -> None:
     """One of twice the step is twice the step in JSON, the recording, SQL, tables, comparison and histories."""
     import json

@@ -112,6 +112,8 @@ def test_who_wins_on_two_h200() -> None:
     assert {winner.predicted.partition("_")[2] for winner in winners} >= {"coll", "async_tp", "sliced4", "p2p"}
 
 
+# The same machine launched again.
+@pytest.mark.thorough
 def test_another_launch_on_two_h200() -> None:
     """Who wins is right; where hosts decide, eight slices above all, they took up to twice as long as predicted."""
     assert len(again().winners) == 10
@@ -226,6 +228,8 @@ def test_ways_over_what_was_not_recorded_are_not_predicted() -> None:
     }
 
 
+# Ten recordings are read for it; what overlaps already is told from plain layers by default (test_hidden).
+@pytest.mark.thorough
 def test_recordings_of_layers_that_overlap_already_are_left() -> None:
     """All ten recordings of h100-tp, with peer-to-peer and sliced ones, tell what the four plain ones tell."""
     folder = data("h100-tp")

@@ -245,6 +245,8 @@ def test_a_snapshot_beside_a_bare_trace_tells_what_kinetos_records_do(
     assert found.pipeline == recorded.pipeline
 
 
+# A recording is read and reconstructed once more for it; which log is taken is decided as in the case above.
+@pytest.mark.thorough
 def test_of_two_logs_of_a_rank_the_traces_own_is_taken(
     split: tuple[Path, list[dict[str, Any]]], tmp_path: Path
 ) -> None:

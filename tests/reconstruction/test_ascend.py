@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 from helpers.ascend_capture import ORDERS, add_host_side, of_text
 from helpers.recorded import SAMPLES, data, looked_at, run_of
+from helpers.thorough import spread
 
 from tracetool.ingestion import ingest
 from tracetool.model.action import ActionKind
@@ -38,7 +39,8 @@ def test_the_samples_constants_come_back() -> None:
     assert measure(done.timeline).window_ns == pytest.approx(measure(found.observed).window_ns, rel=0.005)
 
 
-@pytest.mark.parametrize("host_side", [False, True])
+# Without the host side there is less to read, and more to infer.
+@spread("host_side", [False, True], [True])
 def test_the_samples_constants_come_back_from_databases(tmp_path: Path, host_side: bool) -> None:
     """The same sample in the profiler's other format, also where autograd's nodes are seen but no transfer is."""
     for rank, order in ORDERS.items():

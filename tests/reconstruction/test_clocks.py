@@ -84,12 +84,12 @@ def test_a_clock_that_is_off_by_more_than_the_bounds_of_buffered_sends_is_moved(
     assert offset == pytest.approx(-70 * MS, abs=2 * MS)
 
 
-@pytest.mark.parametrize(
+# Each has other messages by which clocks are known.
+@spread(
     "name",
     [
         "ckpt_nonreentrant", "ckpt_reentrant", "zbv", "dualpipev", "izb", "interleaved2", "interleaved3", "loopedbfs",
-    ],
-)  # fmt: skip
+    ], 3)  # fmt: skip
 def test_ranks_of_one_host_have_one_clock(name: str) -> None:
     """Their barriers end within microseconds of each other in the recordings."""
     run = small(name)

@@ -235,6 +235,8 @@ def test_missing_ranks_are_copied_only_when_asked(
     assert measure(done.timeline).window_ns == pytest.approx(measure(found.observed).window_ns, rel=0.02)
 
 
+# Ranks are copied only when asked by default (above).
+@pytest.mark.thorough
 def test_nothing_is_copied_where_nothing_is_missing_or_no_rank_holds_the_stage() -> None:
     run = h100("tp2pp2_1f1b_m8")
     assert reconstruct(run, copy_missing=True).observed == looked_at(run).observed

@@ -156,6 +156,8 @@ def test_two_pipelines_side_by_side_are_told_apart_and_said() -> None:
     assert any("left out: [1, 3]" in note for note in texts(found.notes, NoticeCode.PIPELINES_LEFT_OUT))
 
 
+# The samples were cut from the recordings once; what they give is in many tests.
+@pytest.mark.thorough
 def test_the_samples_give_what_the_recordings_give() -> None:
     """But for the profiler's own work, which was trimmed from them."""
     for sample, source in (("h100-1f1b", "1f1b_m8_mem"), ("h100-1f1b-annotated", "rt1f1b_m8")):

@@ -303,7 +303,8 @@ def _told_by(label: str, segment: Segment) -> bool:
     return bool(names & set(label.removeprefix("PP:").removesuffix("OVERLAP_F_B").strip("()").split(";")))
 
 
-@pytest.mark.parametrize("name", SMALL)
+# Each has another placement of stages or order of work.
+@spread("name", SMALL, 3)
 def test_stages_of_two_ranks_are_told_apart_kernel_by_kernel(name: str) -> None:
     """With two ranks both neighbours are the same rank, so that only the order of work tells what a message is."""
     run = small(name)

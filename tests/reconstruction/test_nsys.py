@@ -94,6 +94,8 @@ def waits(run: Run) -> list[tuple[object, ...]]:
     return rows
 
 
+# What has neither payloads nor labels tells all but bytes by default (below): this is the easier half.
+@pytest.mark.thorough
 # Ranks in one file, other origins of time and payloads in JSON are read alike by default (readers/test_nsys_forms).
 @spread(
     ("name", "how"),

@@ -113,6 +113,8 @@ def test_a_copy_between_receive_and_wait_pulls_no_wait_into_the_forward(tmp_path
     assert measure(_spoiled(tmp_path, change).observed).compute_ns == clean.compute_ns
 
 
+# Levels of memory are held to recordings by default (test_memory).
+@pytest.mark.thorough
 def test_what_is_freed_before_the_first_forward_is_not_kept(tmp_path: Path, clean: Metrics) -> None:
     """4 GiB allocated and freed before the first launch of the step: the peak is that of the unchanged trace."""
 
@@ -148,6 +150,8 @@ def test_the_optimizers_memory_counts(tmp_path: Path, clean: Metrics) -> None:
     assert answer(found, ["1f1b"], Scenario(hbm_bytes=40 * GIB)).results[0].feasible is False
 
 
+# Readers leave it out by default (tests/readers).
+@pytest.mark.thorough
 def test_memory_of_another_device_is_left_out(tmp_path: Path, clean: Metrics) -> None:
     def change(traces: list[Trace]) -> None:
         events = _named(traces[1], "[memory]")
@@ -274,6 +278,8 @@ def test_a_clock_that_is_seconds_off_is_aligned(tmp_path: Path, clean: Metrics) 
     assert measure(found.observed).window_ns == pytest.approx(clean.window_ns, abs=5_000)
 
 
+# Readers sort what they read, and are tried with other orders by default (tests/readers/test_kineto, test_soup).
+@pytest.mark.thorough
 def test_the_order_of_events_in_the_file_does_not_matter(tmp_path: Path) -> None:
     def change(traces: list[Trace]) -> None:
         for trace in traces:

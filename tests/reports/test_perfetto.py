@@ -245,6 +245,8 @@ def test_it_is_not_taken_for_a_recording(tmp_path: Path, suffix: str) -> None:
     assert [left.reason for left in finding.left] == ["timelines that tracetool exported for Perfetto, no recording"]
 
 
+# A strict reader of the format tells by default what is wrong with it (helpers/trace_events); this is who reads it.
+@pytest.mark.thorough
 def test_perfettos_own_trace_processor_reads_it_without_a_complaint(tmp_path: Path) -> None:
     path = tmp_path / "x.perfetto.json.gz"
     path.write_bytes(REPORT.render(asked(), FACTS, path.suffix))

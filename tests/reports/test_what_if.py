@@ -139,6 +139,8 @@ def test_sliders_show_what_the_tables_hold(browser_: Browser, panel: Path, width
     assert (unnamed, unseen) == (0, [])
 
 
+# The tables are read without a browser by default.
+@pytest.mark.thorough
 def test_without_scripts_the_panel_is_tables(browser_: Browser, panel: Path) -> None:
     shown = """[document.querySelector(".panel").checkVisibility(), document.querySelector("details").open,
         Array.from(document.querySelectorAll("td[data-at]")).every(cell => cell.checkVisibility())]"""
@@ -146,6 +148,8 @@ def test_without_scripts_the_panel_is_tables(browser_: Browser, panel: Path) -> 
     assert browser_.open(panel, width=1280, run=(shown,)).answers == [[True, False, False]]
 
 
+# Where parts of the page stand follows from its style, which seldom changes.
+@pytest.mark.thorough
 def test_the_first_screen_has_sentence_offers_and_both_timelines(browser_: Browser, panel: Path) -> None:
     """What stands below the fold of a laptop is not seen by those it is sent to."""
     ends = """["h1", ".offers", "figure.pair"].map(one => document.querySelector(one).getBoundingClientRect().bottom)"""

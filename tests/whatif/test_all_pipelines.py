@@ -356,6 +356,8 @@ def test_sql_names_the_pipeline_and_the_rank(straggling: _Made, tmp_path: Path) 
     assert observed == ("observed", None, None)
 
 
+# Of made pipelines the slowest sets the step by default (above).
+@pytest.mark.thorough
 def test_two_recorded_pipelines_are_as_slow_as_the_slower_one() -> None:
     """Tensor parallel H100s whose pipelines share no reduction: the step is the longer one of both, to the ns."""
     found = tuple(looked_at(h100("tp2pp2_1f1b_m8"), pipeline=number) for number in (0, 1))

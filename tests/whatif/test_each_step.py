@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import pytest
 from helpers.recorded import data, derived, h100
 
 from tracetool.cli import run
@@ -17,9 +18,6 @@ from tracetool.replays import replay
 from tracetool.replays.evaluation import stages_for
 from tracetool.schedules import build_schedule
 from tracetool.whatif.variation import predict_each_step
-
-if TYPE_CHECKING:
-    import pytest
 
 FIGURES = ("step_ns", "window_ns", "bubble_ns", "bubble_ratio", "cross_dc_bubble_ns")
 
@@ -49,6 +47,8 @@ def test_what_is_replayed_by_each_step_is_what_a_look_at_it_gives(capsys: pytest
     assert "copied ranks have no steps of their own" in capsys.readouterr().err
 
 
+# What is replayed by each step is what a look at it gives by default, with re-cut stages.
+@pytest.mark.thorough
 def test_stages_are_cut_for_each_step() -> None:
     pipelines = [reconstruct(h100("rt1f1b_m8"), step=step).pipeline for step in (1, 2)]
     links = (Link("a", "b", 3_125_000_000, 10**7), Link("b", "a", 3_125_000_000, 10**7))

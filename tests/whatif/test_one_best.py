@@ -168,6 +168,8 @@ def test_python_faces_say_the_same(name: str, link: str, hbm_gib: int | None, na
     assert all((p.step_ns or 0) < said[3] for p in best.unproven)
 
 
+# Python says the same by default (below), and commands say of two offers what each other says (tests/cli/test_offers).
+@pytest.mark.thorough
 @pytest.mark.usefixtures("asked_once")
 def test_the_command_line_says_the_same(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     """advise, sweep, report and replay as JSON, the Run that replay writes as SQL, and the mark in their texts."""
