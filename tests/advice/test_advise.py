@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from helpers.recorded import SAMPLES, data, looked_at, run_of
 from helpers.synthetic import found, pipeline, places, scenario, window_ns
-from helpers.thorough import is_asked
+from helpers.thorough import is_asked, spread
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -129,7 +129,8 @@ def test_a_microbatch_more_counts_by_the_microbatch() -> None:
     assert more.gained_ns == closed_ns(now, c) - round(longer * M / (M + 1)) > 0
 
 
-@pytest.mark.parametrize(("c", "room"), [(10, None), (3000, 0), (3000, 2)])
+# What binds is compute here; over the others it is latency, with and without a limit of memory.
+@spread(("c", "room"), [(10, None), (3000, 0), (3000, 2)], 1)
 def test_every_gain_is_what_replaying_its_plan_gives(c: int, room: int | None) -> None:
     """Each plan replayed here, by itself; never worse than what is best now under the same conditions."""
     limit = None if room is None else STATIC + (P + room) * HELD
@@ -209,7 +210,8 @@ def _over(row: dict[str, Any]) -> Topology:
     return Topology(dcs, links)
 
 
-@pytest.mark.parametrize("link", ["L1", "L2"])
+# Another measured link.
+@spread("link", ["L1", "L2"], 1)
 def test_on_the_sample_it_names_the_schedule_that_was_measured_as_the_shortest(link: str) -> None:
     """measured.json, every row over that link: geopipe with two extra forwards over L2, zb-h1 over L1."""
     rows = _rows(link)

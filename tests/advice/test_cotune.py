@@ -10,6 +10,7 @@ import pytest
 from helpers.accuracy import sizes_errors
 from helpers.recorded import SAMPLES, looked_at, run_of
 from helpers.synthetic import found, pipeline, places, scenario
+from helpers.thorough import spread
 
 from tracetool.advice import advise
 from tracetool.advice.cotune import EXTRAPOLATION_ERROR_RATIO, CoTuning, OtherSizes, co_tune, fixed_parts
@@ -66,7 +67,8 @@ def by_brute_force(delay_ns: int, room_bytes: float) -> list[Choice]:
     return sorted(choices, key=lambda c: (not c.fits, c.step, c.length, c.sequences))
 
 
-@pytest.mark.parametrize(("delay_ns", "room_bytes"), [(10, 6 * HELD), (3000, 9 * HELD)])
+# Other links, over which other sizes are best.
+@spread(("delay_ns", "room_bytes"), [(10, 6 * HELD), (3000, 9 * HELD)], 1)
 def test_choices_are_those_of_the_closed_form_tried_by_brute_force(delay_ns: int, room_bytes: int) -> None:
     pipe = pipeline(P, M, F, B, p2p="posted-ahead", activation_bytes=HELD, static_bytes=STATIC)
     over = scenario(places([2, 2], latency_ns=delay_ns), hbm_bytes=STATIC + room_bytes)

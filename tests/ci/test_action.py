@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import yaml
 from helpers.recorded import ROOT
+from helpers.thorough import is_asked
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -95,6 +96,9 @@ def test_the_workflow_passes_and_fails_by_its_baseline(checkout: Path) -> None:
     assert again.returncode == 1
     assert "::error" in again.stdout
     assert (checkout / "output.txt").read_text(encoding="utf-8").endswith("verdict=failed\n")
+    if not is_asked():
+        # What follows are answers of compare, which are tried by themselves, as the action passes them on.
+        return
     (allowed,) = _act(checkout, begin=3, baseline=str(mine), compare="--informational --fail-on 'step_ns>+3%'")
     assert allowed.returncode == 0
     assert "::error" not in allowed.stdout

@@ -51,7 +51,8 @@ def _figures(plan: dict[str, Any]) -> list[Any]:
     return [plan[name] for name in FIGURES]
 
 
-@pytest.mark.parametrize("at", [0, 1])
+# The first offer is told as the second one is.
+@spread("at", [0, 1], [1])
 def test_each_offer_is_what_advise_says_of_it_alone(
     told: dict[str, Any], at: int, capsys: pytest.CaptureFixture[str]
 ) -> None:

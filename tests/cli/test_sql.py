@@ -71,7 +71,8 @@ def test_every_example_answers_on_a_sample(example: Example) -> None:
     assert not derived(SAMPLES / "h100-1f1b").query(example.query).is_empty()
 
 
-@pytest.mark.parametrize("example", examples("several"), ids=lambda one: one.question)
+# Each example groups by other columns.
+@spread("example", examples("several"), 2, ids=lambda one: one.question)
 def test_every_example_of_several_tells_them_apart(example: Example) -> None:
     """The sample beside itself: every figure of the one is that of the other."""
     sample = derived(SAMPLES / "h100-1f1b")

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import jsonschema
 import pytest
 from helpers.recorded import ROOT, data, derived, h100, rebuilt
-from helpers.thorough import some
+from helpers.thorough import some, spread
 from helpers.two_places import fleet_text
 
 import tracetool as tt
@@ -87,7 +87,8 @@ def twice(cost: ActionCost) -> ActionCost:
     )  # fmt: skip
 
 
-@pytest.mark.parametrize(("group", "slow"), [("hb0", (0, 1)), ("wan1", (2, 3))])
+# Groups of another tier.
+@spread(("group", "slow"), [("hb0", (0, 1)), ("wan1", (2, 3))], 1)
 def test_stages_within_a_slow_group_take_longer(group: str, slow: tuple[int, ...]) -> None:
     """The replay of a recording whose forwards and backwards there took twice as long, changed by hand."""
     asked = replace(space(fleet()), given=read_axes(["schedule=1f1b", "placement=pp"], []))

@@ -257,7 +257,8 @@ def test_ranks_whose_numbers_nothing_tells_are_refused(tmp_path: Path) -> None:
         ingest([path], tmp_path / "x.run")
 
 
-@pytest.mark.parametrize("form", ["list", "object", "lines"])
+# Other ways of putting whole traces into a file.
+@spread("form", ["list", "object", "lines"], 1)
 def test_whole_traces_in_one_file_are_never_one_rank(form: str, tmp_path: Path) -> None:
     traces = _ranks()[:2]
     path = tmp_path / "merged.json"

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from helpers.layered import with_all_reduces, without_shapes
+from helpers.thorough import spread
 
 from tracetool.errors import ReconstructError
 from tracetool.overlap.actions import layer_overlaps, read_layers, with_overlap
@@ -46,7 +47,8 @@ def named(name: str) -> Run:
 
 
 # Of the actions' kernels it is one in each of eight layers and microbatches, on two stages: 128.
-@pytest.mark.parametrize(
+# Kernels whose names are looked up in one table.
+@spread(
     ("run", "told"),
     [
         (in_graphs, "128 kernels came from CUDA graphs, which name no operator"),
@@ -57,6 +59,7 @@ def named(name: str) -> Run:
             "already one kernel with their communication: aclnnAllGatherMatmul (128)",
         ),
     ],
+    2,
 )
 def test_it_is_said_and_left_alone(run: Callable[[], Run], told: str) -> None:
     hidden = run()

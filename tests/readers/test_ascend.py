@@ -116,7 +116,8 @@ DIRECTIONS = {
 }
 
 
-@pytest.mark.parametrize("rank", range(4))
+# Ranks of one capture: another one has other messages in the same files.
+@spread("rank", range(4), [0])
 def test_real_messages(rank: int) -> None:
     peer, expected = DIRECTIONS[rank]
     messages = read_level2(rank).messages()
@@ -178,9 +179,8 @@ def test_real_kernels_agree_with_an_independent_count(rank: int, records: int) -
     assert found.advanced == found.size_bytes
 
 
-@pytest.mark.parametrize(
-    ("rank", "computing_ns"), [(0, 231_290_100), (1, 230_903_720), (2, 400_448_260), (3, 401_131_700)]
-)
+# Ranks of one capture.
+@spread(("rank", "computing_ns"), [(0, 231_290_100), (1, 230_903_720), (2, 400_448_260), (3, 401_131_700)], 2)
 def test_real_steps(rank: int, computing_ns: int) -> None:
     found = read_level2(rank)
     (step,) = found.tables["steps"]

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from helpers.notices import codes
 from helpers.recorded import data, run_of
+from helpers.thorough import spread
 from msgspec.json import decode, encode
 
 from tracetool.ingestion import ingest
@@ -39,9 +40,8 @@ def _check_nothing_is_repeated(found: Reconstruction) -> None:
     assert not [f for f in found.findings if f.fact == "recompute"]
 
 
-@pytest.mark.parametrize(
-    "case", ["two-tensors-per-hop", "merged-ranks-own-pids", "microbatches-ramp-up", "ring-attention-pp2-cp2"]
-)
+# Each is of another job, whose nodes launch other kernels.
+@spread("case", ["two-tensors-per-hop", "merged-ranks-own-pids", "microbatches-ramp-up", "ring-attention-pp2-cp2"], 2)
 def test_kernels_that_nodes_launch_themselves_repeat_no_forward(case: str) -> None:
     """Their kernels name the autograd node as their op, whose number is that of the forward op it undoes.
 

@@ -99,7 +99,8 @@ def test_receives_are_posted_where_torchs_runtime_posts_them(name: str) -> None:
     _check_posts(rebuilt(name))
 
 
-@pytest.mark.parametrize("name", ["zbv", "izb", "loopedbfs", "interleaved2", "interleaved3"])
+# Other orders of torch.
+@spread("name", ["zbv", "izb", "loopedbfs", "interleaved2", "interleaved3"], 2)
 def test_receives_of_small_recordings_are_posted_where_torch_posts_them(name: str) -> None:
     _check_posts(looked_at(small(name)))
 
@@ -119,7 +120,8 @@ def _check_posts(found: Reconstruction) -> None:
         assert placed == [(o.op.is_send, o.kind, o.microbatch) for o in ops]
 
 
-@pytest.mark.parametrize("base", ["1f1b_m8", "rt1f1b_m8", "gpipe_m8", "zbh1_m8"])
+# Other recordings that predict the same rows.
+@spread("base", ["1f1b_m8", "rt1f1b_m8", "gpipe_m8", "zbh1_m8"], 2)
 def test_every_prediction_is_within_the_error_it_is_reported_with(base: str) -> None:
     """All measured rows of one model and four ranks that a schedule of ours exists for, whatever was recorded."""
     found = rebuilt(base)

@@ -198,7 +198,8 @@ def test_many_cells_become_pixels(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (paths.count(b"<image"), pixels.count(b"<image")) == (0, 3)
 
 
-@pytest.mark.parametrize(
+# Each pattern of depths has words of its own.
+@spread(
     ("extra", "text"),
     [
         ((1, 0, 0, 0), "+1 forward on rank 0"),
@@ -206,6 +207,7 @@ def test_many_cells_become_pixels(monkeypatch: pytest.MonkeyPatch) -> None:
         ((3, 2, 1, 0), "up to +3 forwards"),
         ((0, 0, 0, 0), "no extra forwards"),
     ],
+    2,
 )
 def test_extra_forwards_are_named_by_ranks(extra: tuple[int, ...], text: str) -> None:
     assert any(t.startswith(f"{text}  ·") for t in words(extra_forwards=extra))

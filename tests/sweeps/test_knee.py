@@ -9,6 +9,7 @@ from __future__ import annotations
 import pytest
 from helpers.notices import codes
 from helpers.synthetic import pipeline
+from helpers.thorough import spread
 
 from tracetool.model.notice import NoticeCode
 from tracetool.model.scenario import Scenario
@@ -127,7 +128,8 @@ def test_a_fixed_link_that_is_in_the_way_hides_nothing_of_the_others() -> None:
         assert "hides no" not in (found.remark or "")
 
 
-@pytest.mark.parametrize("schedule", ["1f1b", "geopipe"])
+# The depth of geopipe follows the limit; 1f1b has none.
+@spread("schedule", ["1f1b", "geopipe"], ["geopipe"])
 def test_the_bandwidth_alone_is_that_of_the_whole_knee(schedule: str) -> None:
     """With a memory limit that lets the warm-up of geopipe grow, and one that does not."""
     pipe = pipeline(4, 16, FORWARD, BACKWARD, payload_bytes=PAYLOAD, activation_bytes=ACTIVATION, static_bytes=0)
