@@ -94,25 +94,6 @@ def test_a_collective_beside_the_last_backward_is_no_compute(tmp_path: Path, cle
     assert measure(found.observed).compute_ns == clean.compute_ns
 
 
-# A copy where kernels are tried by default (below).
-@pytest.mark.thorough
-def test_a_copy_between_receive_and_wait_pulls_no_wait_into_the_forward(tmp_path: Path, clean: Metrics) -> None:
-    def change(traces: list[Trace]) -> None:
-        trace = traces[1]
-        first = min((k for k in _kernels(trace) if "SendRecv" in k["name"]), key=lambda k: k["ts"])
-        launch = _launch_of(trace, first)
-        ids = {"correlation": 99_999_999}
-        trace["traceEvents"] += [
-            {**launch, "name": "cudaMemcpyAsync", "ts": launch["ts"] + launch["dur"] + 1, "dur": 1, "args": ids},
-            {
-                "ph": "X", "cat": "gpu_memcpy", "name": "Memcpy HtoD", "pid": 1, "tid": 7, "ts": first["ts"] + 1,
-                "dur": 2, "args": {**ids, "stream": 7, "bytes": 16_384},
-            },
-        ]  # fmt: skip
-
-    assert measure(_spoiled(tmp_path, change).observed).compute_ns == clean.compute_ns
-
-
 # Levels of memory are held to recordings by default (test_memory).
 @pytest.mark.thorough
 def test_what_is_freed_before_the_first_forward_is_not_kept(tmp_path: Path, clean: Metrics) -> None:
@@ -394,7 +375,11 @@ def test_kernels_that_the_profiler_lost_are_counted(tmp_path: Path) -> None:
     assert told.startswith(f"rank 1: {counts[0]} kernels ")
 
 
-def test_kernels_between_receive_and_wait_pull_no_wait_into_the_action(tmp_path: Path, clean: Metrics) -> None:
+# A copy of a mask is no kernel.
+@spread(("launch_name", "category"), [("cudaLaunchKernel", "kernel"), ("cudaMemcpyAsync", "gpu_memcpy")], 1)
+def test_what_runs_between_receive_and_wait_pulls_no_wait_into_the_action(
+    tmp_path: Path, clean: Metrics, launch_name: str, category: str
+) -> None:
     """Masks, positions and the like: 2 us on the compute stream of rank 1 behind each of its receives and sends."""
 
     def change(traces: list[Trace]) -> None:
@@ -403,10 +388,10 @@ def test_kernels_between_receive_and_wait_pull_no_wait_into_the_action(tmp_path:
             launch = _launch_of(trace, message)
             ids = {"correlation": 99_999_000 + number}
             trace["traceEvents"] += [
-                {**launch, "name": "cudaLaunchKernel", "ts": launch["ts"] + launch["dur"] + 1, "dur": 1, "args": ids},
+                {**launch, "name": launch_name, "ts": launch["ts"] + launch["dur"] + 1, "dur": 1, "args": ids},
                 {
-                    "ph": "X", "cat": "kernel", "name": "arange_kernel", "pid": 1, "tid": 7, "ts": message["ts"] + 1,
-                    "dur": 2, "args": {**ids, "stream": 7},
+                    "ph": "X", "cat": category, "name": "arange", "pid": 1, "tid": 7, "ts": message["ts"] + 1,
+                    "dur": 2, "args": {**ids, "stream": 7, "bytes": 16_384},
                 },
             ]  # fmt: skip
 
