@@ -11,6 +11,7 @@ import click
 import pytest
 from helpers.documented import DOCUMENTS, DRAWN, PICTURE, README, commands, inline_code, shown, text_of
 from helpers.recorded import ROOT, SAMPLES
+from helpers.thorough import spread
 
 from tracetool.cli import cli, run
 from tracetool.cli.help import TOPICS, topic_text, topics
@@ -67,7 +68,8 @@ def test_help_in_documents_is_there(line: str, capsys: pytest.CaptureFixture[str
 
 
 @pytest.mark.usefixtures("_beside_samples")
-@pytest.mark.parametrize("line", ON_SAMPLES)
+# Of the others nothing is shown; that they are read as they stand is tried below, and such commands run in test_next.
+@spread("line", ON_SAMPLES, list(SHOWN))
 def test_command_lines_over_samples_run_and_print_what_is_shown(line: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(NAMED[line]) == 0
     printed = capsys.readouterr().out
