@@ -88,6 +88,7 @@ class Discovery:
     conflicts: list[IngestError] = field(default_factory=list)
 
 
+@keeping_heads()
 def discover(
     paths: Sequence[Path],
     ranks: Mapping[str, int] | None = None,
@@ -110,11 +111,6 @@ def discover(
         MissingRank: If a source does not say its rank.
         MalformedTrace: If the only sources are damaged beyond reading.
     """
-    with keeping_heads():
-        return _discovered(paths, ranks or {}, keep_conflicts=keep_conflicts)
-
-
-def _discovered(paths: Sequence[Path], ranks: Mapping[str, int], *, keep_conflicts: bool) -> Discovery:
     result = Discovery()
     files, named = walk(paths, result.failed, result.left, progress or Silent())
     taken: set[Path] = set()
@@ -144,7 +140,7 @@ def _discovered(paths: Sequence[Path], ranks: Mapping[str, int], *, keep_conflic
     _check_named([f for f in named if f not in known])
     if not identified:
         raise _nothing(result, len(files), paths)
-    ranked = _with_ranks(identified, ranks, result.conflicts)
+    ranked = _with_ranks(identified, ranks or {}, result.conflicts)
     result.sources = in_order(_of_one_profiler(ranked, result.left))
     _split(result, result.sources if keep_conflicts else _unclear(result.sources))
     nameless = [item for item in result.sources if item.source.ranked and item.rank is None]
@@ -316,16 +312,13 @@ def _no_rank(nameless: Sequence[tuple[DiscoveredSource, int]]) -> MissingRank:
         why, hint = "", "record each rank to a file of its own, "
     asked = " ".join(
         Option.RANKS(f"{item.source.path.name}{':' * bool(item.source.member)}{item.source.member}={at}")
-        for item, at in nameless[:_RANKS_ASKED]
+        for item, at in nameless
     )
-    if len(nameless) == 1:
+    if len(labels) == 1:
         return MissingRank(f"{labels[0]} does not say its rank.", hint=f"{why}{hint}or ingest with {asked}")
-    more = " ..." if len(nameless) > _RANKS_ASKED else ""
-    others = f" and {len(labels) - _LABELS_NAMED} more" if len(labels) > _LABELS_NAMED else ""
-    return MissingRank(
-        f"{len(labels)} sources do not say their rank: {', '.join(labels[:_LABELS_NAMED])}{others}.",
-        hint=f"{why}{hint}or, where all of them are of one job, ingest with {asked}{more}",
-    )
+    some = ", ".join(labels[:3]) + (f" and {len(labels) - 3} more" if len(labels) > 3 else "")
+    how = f"{why}{hint}or, where all of them are of one job, ingest with {asked}"
+    return MissingRank(f"{len(labels)} sources do not say their rank: {some}.", hint=how)
 
 
 def _awaits_rank(item: DiscoveredSource) -> bool:
@@ -347,8 +340,6 @@ def _beside(item: DiscoveredSource, sources: Sequence[DiscoveredSource]) -> Disc
 
 
 _FOLDERS_NAMED = 4
-_LABELS_NAMED = 3
-_RANKS_ASKED = 16
 
 
 def _one_of(labels: Sequence[str]) -> str:
