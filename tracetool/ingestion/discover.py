@@ -304,8 +304,7 @@ def _ranked(item: DiscoveredSource, ranks: Mapping[str, int], unused: set[str], 
 
 def _no_rank(nameless: Sequence[tuple[DiscoveredSource, int]]) -> MissingRank:
     """Sources that do not say their rank, each with the one to ask for."""
-    labels = [item.label for item, _ in nameless]
-    source = nameless[0][0].source
+    labels, source = [item.label for item, _ in nameless], nameless[0][0].source
     hint = "name the file rank0.json, rank1.json ..., " if not source.complements else "name it like its trace, "
     why = "" if source.complements else "torch.distributed was not initialised when it was recorded; "
     if any(item.source.member for item, _ in nameless):
@@ -316,7 +315,7 @@ def _no_rank(nameless: Sequence[tuple[DiscoveredSource, int]]) -> MissingRank:
     )
     if len(labels) == 1:
         return MissingRank(f"{labels[0]} does not say its rank.", hint=f"{why}{hint}or ingest with {asked}")
-    some = ", ".join(labels[:3]) + (f" and {len(labels) - 3} more" if len(labels) > 3 else "")
+    some = ", ".join(labels[:3]) + f" and {len(labels) - 3} more" * (len(labels) > 3)
     how = f"{why}{hint}or, where all of them are of one job, ingest with {asked}"
     return MissingRank(f"{len(labels)} sources do not say their rank: {some}.", hint=how)
 

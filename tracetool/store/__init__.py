@@ -139,7 +139,7 @@ class PartWriter:
         self._run = run
         self.files: list[Path] = []
         self._numbers: list[int] = []
-        self._waiting: dict[str, _Group] = {}
+        self._waiting: dict[str, _RowGroup] = {}
 
     def __enter__(self) -> Self:
         return self
@@ -170,7 +170,7 @@ class PartWriter:
             return
         self._numbers.append(number)
         for name, group in waiting.items():
-            self._waiting.setdefault(name, _Group()).take(group)
+            self._waiting.setdefault(name, _RowGroup()).take(group)
         if any(group.is_full for group in self._waiting.values()):
             self._flush()
 
@@ -198,18 +198,18 @@ class SourceWriter:
         self._part = source_part(number)
         self._writers: dict[str, pq.ParquetWriter] = {}
         self._files = ExitStack()
-        self._waiting: dict[str, _Group] = {}
+        self._waiting: dict[str, _RowGroup] = {}
 
     def write(self, table: str, rows: pa.Table) -> None:
         """Append rows; they wait until they make a row group."""
         if not rows.num_rows:
             return
-        waiting = self._waiting.setdefault(table, _Group())
+        waiting = self._waiting.setdefault(table, _RowGroup())
         waiting.add(rows)
         if waiting.is_full:
             self._flush(table)
 
-    def end(self) -> dict[str, _Group] | None:
+    def end(self) -> dict[str, _RowGroup] | None:
         """All rows of a source that had none written; of another one the rest is written, and None is returned."""
         if not self._writers:
             return self._waiting
@@ -242,7 +242,7 @@ class SourceWriter:
         self._waiting.pop(name).write(self._writers[name], TABLES[name])
 
 
-class _Group:
+class _RowGroup:
     """Rows of a table that wait until they make a row group."""
 
     def __init__(self) -> None:
@@ -258,7 +258,7 @@ class _Group:
         self._rows += len(rows)
         self._bytes += rows.nbytes
 
-    def take(self, other: _Group) -> None:
+    def take(self, other: _RowGroup) -> None:
         self._tables += other._tables
         self._rows += other._rows
         self._bytes += other._bytes
