@@ -86,8 +86,12 @@ def ingest(
         AlreadyExists: If the output exists.
         StoreError: If the output cannot be written.
     """
-    target, progress = as_path(output), progress or unasked()
-    discovery = discover([as_path(p) for p in paths], options.ranks, progress=progress)
+    from tracetool.ingestion.reading import expect_tasks
+
+    named, target, progress = [as_path(path) for path in paths], as_path(output), progress or unasked()
+    if options.executor is None:
+        expect_tasks(named, jobs=options.jobs)
+    discovery = discover(named, options.ranks, progress=progress)
     return write_run(discovery, target, force=force, progress=progress, options=options, complete=complete)
 
 

@@ -13,6 +13,7 @@ from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from importlib import import_module
+from multiprocessing.forkserver import ensure_running
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 from uuid import uuid4
@@ -71,6 +72,18 @@ def usable_cores() -> int:
         if allowed.isdigit():
             cores = min(cores, max(1, int(allowed) // int(period)))
     return cores
+
+
+def prepare_workers(module: str) -> None:
+    """Have what workers need loaded while there is no work for them yet: it takes a second.
+
+    Args:
+        module: That of the work.
+    """
+    if sys.platform == "linux":
+        _starting(module)
+        with _uninterrupted():
+            ensure_running()
 
 
 def in_processes(

@@ -5,12 +5,19 @@ from __future__ import annotations
 import ctypes
 import errno
 import tempfile
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tracetool.errors import IngestError, MalformedTrace
-from tracetool.ingestion.executors import available_memory_bytes, in_processes, on_cluster, usable_cores
+from tracetool.ingestion.executors import (
+    available_memory_bytes,
+    in_processes,
+    on_cluster,
+    prepare_workers,
+    usable_cores,
+)
 from tracetool.model.notice import Notice, SourceCode
 from tracetool.readers import READERS, SeveralRanks, SourceReport, stated_sizes
 from tracetool.store import PartWriter, is_local
@@ -208,7 +215,7 @@ def run_tasks(
         StoreError: If an object store refuses, or cannot be reached.
     """
     progress.start(_size_bytes(tasks))
-    count = min(len(tasks), jobs if jobs is not None else _sensible_jobs(tasks))
+    count = min(len(tasks), jobs if jobs is not None else _sensible_jobs(_text_bytes(tasks)))
     if executor is not None:
         read = _read_on_cluster(_batches(tasks, _BATCH_BYTES), writer, progress, executor)
     elif count > 1:
@@ -217,6 +224,23 @@ def run_tasks(
     else:
         read = [read_sources(Batch(tuple(tasks)), progress.advance)] if tasks else []
     return [outcome for of_batch in read for outcome in of_batch.outcomes]
+
+
+def expect_tasks(paths: Sequence[Path], *, jobs: int | None) -> None:
+    """Prepare for reading what lies in files and folders, where that will be in worker processes.
+
+    Args:
+        paths: As they were named; what is wrong with them is for those to say who look through them.
+        jobs: Worker processes, as :func:`run_tasks` takes them.
+    """
+    text = 0
+    if jobs is None:
+        for path in filter(is_local, paths):
+            with suppress(OSError, ValueError):
+                files = [entry for entry in (path.iterdir() if path.is_dir() else [path]) if entry.is_file()]
+                text += sum(_expected_bytes(file, file.stat().st_size) for file in files)
+    if (jobs or _sensible_jobs(text)) > 1:
+        prepare_workers(__name__)
 
 
 def _batches(tasks: Sequence[Task], most_bytes: int) -> list[Batch]:
@@ -285,9 +309,9 @@ def _not_shared(folder: Path) -> IngestError:
     )
 
 
-def _sensible_jobs(tasks: Sequence[Task]) -> int:
+def _sensible_jobs(text_bytes: int) -> int:
     by_memory = available_memory_bytes() // WORKER_BYTES
-    return max(1, min(usable_cores(), by_memory, _text_bytes(tasks) // _WORTH_BYTES))
+    return max(1, min(usable_cores(), by_memory, text_bytes // _WORTH_BYTES))
 
 
 def _size_bytes(tasks: Sequence[Task]) -> int:
@@ -295,8 +319,10 @@ def _size_bytes(tasks: Sequence[Task]) -> int:
 
 
 def _text_bytes(tasks: Sequence[Task]) -> int:
-    """Size of their text; that of a compressed source is a guess, good enough to choose the workers by."""
-    return sum(
-        task.discovered.source.size_bytes * (1 if task.discovered.source.path.suffix in _PLAIN else _COMPRESSION)
-        for task in tasks
-    )
+    sources = [task.discovered.source for task in tasks]
+    return sum(_expected_bytes(source.path, source.size_bytes) for source in sources)
+
+
+def _expected_bytes(path: Path, size_bytes: int) -> int:
+    """Size of the text of files; that of compressed ones is a guess, good enough to choose the workers by."""
+    return size_bytes * (1 if path.suffix in _PLAIN else _COMPRESSION)
