@@ -155,11 +155,15 @@ def test_progress_is_told_of_what_is_copied(bucket: Path, tmp_path: Path) -> Non
 def test_a_run_that_is_replaced_is_not_mixed_with_its_successor(bucket: Path) -> None:
     before = ingest(["memory://bucket/traces"], "memory://bucket/x.run")
     assert before.count("ranks") == 4
+    again = ingest(["memory://bucket/traces"], "memory://bucket/x.run", force=True)
+    with pytest.raises(StoreError, match="changed while it was read"):
+        before.count("steps")
+    assert again.count("ranks") == 4
     after = ingest(["memory://bucket/traces/rank0.json.gz"], "memory://bucket/x.run", force=True)
     assert after.count("ranks") == 1
-    assert before.count("ranks") == 4
+    assert before.count("ranks") == again.count("ranks") == 4
     with pytest.raises(StoreError, match="changed while it was read"):
-        before.count("comms")
+        again.count("comms")
     assert Run("memory://bucket/x.run").count("comms") == after.count("comms")
 
 

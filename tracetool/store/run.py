@@ -18,7 +18,7 @@ from tracetool.errors import NotARun, SchemaVersion, StoreError, UnknownName, co
 from tracetool.store import WHOLE, as_path, is_local, read_parts, sources_of, whole_file, write_part
 from tracetool.store.kept import from_bytes, to_bytes
 from tracetool.store.objects import RunObjects, handed_over, put_folder
-from tracetool.store.place import HANDED, KEPT, MANIFEST, PART, check_free, part_sizes
+from tracetool.store.place import HANDED, KEPT, MANIFEST, PART, check_free, only_once, part_sizes
 from tracetool.store.query import Lens, Views, connect, empty_source, files_source, seal, table_sources
 from tracetool.tables.run import SCHEMA_VERSION, TABLES
 from tracetool.version import code_digest
@@ -77,7 +77,7 @@ class RunWriter:
             raise StoreError(f"could not write {self._path}: {error}.", hint="check the disk") from error
 
     def handing_over(self) -> AbstractContextManager[Path]:
-        """Where workers elsewhere put parts that the Run gets afterwards: its own folder, which they are to reach."""
+        """Where workers elsewhere put parts that the Run gets afterwards."""
         if is_local(self._path):
             return nullcontext(self.folder)
         return handed_over(self._path / f"{HANDED}{os.urandom(4).hex()}", self.folder)
@@ -100,7 +100,7 @@ class RunWriter:
         if complete is not None:
             complete(Run(self.folder, name=str(self._path)))
         if not is_local(self._path):
-            # Nothing can be renamed there: a Run is one once its manifest is there, which is put last.
+            _write_manifest(self.folder, json.loads((self.folder / MANIFEST).read_bytes()) | only_once())
             put_folder(self.folder, self._path, last=MANIFEST)
             return
         self.folder.chmod(0o755)
@@ -325,7 +325,7 @@ class Run(Lens):
             tables: Rows of tables made from the ingested ones.
             manifest: Entries to add or replace.
         """
-        self.manifest |= manifest
+        self.manifest |= manifest if self._objects is None else manifest | only_once()
         with self._writing() as folder:
             for name, rows in tables.items():
                 write_part(folder, name, rows)
