@@ -70,6 +70,7 @@ def test_words_say_whether_it_pays() -> None:
     assert bound.pays is None
 
 
+@pytest.mark.usefixtures("asked_once")
 def test_command_line(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tracetool.ingestion.runs.open_run", lambda *_, **__: with_sequence_parallelism())
     asked = ["advise", "traces", "--schedule", "1f1b", "--dc", "0,1", "--link", "dc0-dc1=25Gbit/s,10ms"]
