@@ -120,6 +120,23 @@ def test_workers_take_small_sources_together_and_large_ones_alone(
     assert taken[2] == [[0, 1, 2], [3], [4, 5], [6]]
 
 
+@pytest.mark.parametrize(
+    ("jobs", "worth_bytes", "is_expected"),
+    [(1, 1, False), (2, 1 << 60, True), (None, 1 << 60, False), (None, 100, True)],
+)
+def test_workers_load_while_ranks_are_discovered(
+    jobs: int | None, worth_bytes: int, is_expected: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where there will be some: 120 bytes of gzip are 1,440 of text. What is not there is for discovery to say."""
+    (tmp_path / "rank0.json.gz").write_bytes(bytes(120))
+    prepared: list[str] = []
+    monkeypatch.setattr(room, "prepare_workers", prepared.append)
+    monkeypatch.setattr(room, "_WORTH_BYTES", worth_bytes)
+    monkeypatch.setattr(room, "usable_cores", lambda: 2)
+    room.expect_tasks([tmp_path, tmp_path / "absent"], jobs=jobs)
+    assert prepared == (["tracetool.ingestion.reading"] if is_expected else [])
+
+
 def test_available_memory_is_what_the_system_says() -> None:
     assert 0 < available_memory_bytes() < 1 << 50
 
