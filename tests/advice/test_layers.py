@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import jsonschema
+import pytest
 from helpers.layered import with_sequence_parallelism
 from helpers.recorded import ROOT, SAMPLES, looked_at, run_of
 
@@ -19,9 +19,6 @@ from tracetool.model.scenario import Scenario
 from tracetool.model.topology import Topology, parse_link
 from tracetool.replays.evaluation import evaluate
 from tracetool.whatif.layers import gain_text
-
-if TYPE_CHECKING:
-    import pytest
 
 MS = 10**6
 OVER_A_LINK = Scenario(Topology(("dc0", "dc0", "dc1", "dc1"), tuple(parse_link("dc0-dc1=25Gbit/s,10ms"))))
