@@ -186,6 +186,9 @@ def _stopped_at_once(pool: ProcessPoolExecutor) -> Iterator[Executor]:
     """A pool whose workers do not outlive an interruption."""
     try:
         yield pool
+    except BrokenProcessPool:
+        pool.shutdown()  # the others are ended with the one that was lost, and waited for
+        raise
     except BaseException:
         pool.shutdown(wait=False, cancel_futures=True)
         for worker in multiprocessing.active_children():
