@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 _WORTH_FILES = 32
+_WORTH_BYTES = 2_000_000
 _MOST_HELD_BYTES = 48_000_000
 
 
@@ -293,9 +294,10 @@ class Run(Lens):
             part = file.removesuffix(".parquet")
             if part == WHOLE or not wanted.isdisjoint(sources_of(part)):
                 narrowed[table].append(name)
-        opened = sum(map(len, narrowed.values()))
-        # Another connection costs more than opening a few files more.
-        if len(self._sizes) - opened < _WORTH_FILES:
+        opened = {name for names in narrowed.values() for name in names}
+        left_bytes = sum(size for name, size in self._sizes.items() if name not in opened)
+        # Another connection costs more than a few files more, or a little more to go through.
+        if len(self._sizes) - len(opened) < _WORTH_FILES and left_bytes < _WORTH_BYTES:
             return self
         run = self._again()
         # A table in which none of them has a file is opened as before: no row of it is asked for.
