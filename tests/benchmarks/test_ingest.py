@@ -120,8 +120,6 @@ def test_one_file(size: int, traces: LargeTraces, tmp_path: Path) -> None:
         assert cost.peak_mb < 400, "the memory of reading is bounded, whatever the size of the file"
 
 
-# Reads what the others read, by the same functions: a run that measures, or a thorough one, takes it.
-@pytest.mark.thorough
 @_sizes(*LARGE_MB[:2][-1:])
 def test_compressed(size: int, traces: LargeTraces, tmp_path: Path) -> None:
     path = traces.of(size)
@@ -137,8 +135,6 @@ def test_compressed(size: int, traces: LargeTraces, tmp_path: Path) -> None:
         print(_line(f"{scanner} .gz", count, two), f"{one.cpu_s / two.cpu_s:.2f} of plain text")  # noqa: T201
 
 
-# Reads what the others read, by the same functions: a run that measures, or a thorough one, takes it.
-@pytest.mark.thorough
 @_sizes(*LARGE_MB[:1])
 def test_eight_ranks_on_two_workers(size: int, traces: LargeTraces, tmp_path: Path) -> None:
     smallest = traces.of(size)

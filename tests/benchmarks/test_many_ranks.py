@@ -97,8 +97,6 @@ def test_questions_of_jobs_of_many_ranks(counts: list[int], tmp_path: Path) -> N
             assert cost.peak_mb < 600
 
 
-# Asks in the same way as the others: a run that measures, or a thorough one, takes it.
-@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("stages", "microbatches"), [(4, 8), *(pytest.param(64, m, marks=pytest.mark.large) for m in (128, 512))]
 )
@@ -117,8 +115,6 @@ def test_one_deep_pipeline_from_traces_to_replays(stages: int, microbatches: int
     })  # fmt: skip
 
 
-# Asks in the same way as the others: a run that measures, or a thorough one, takes it.
-@pytest.mark.thorough
 @pytest.mark.parametrize(("replicas", "steps"), [(1, 2), pytest.param(16, 40, marks=pytest.mark.large)])
 def test_equalizing_a_job_of_many_pipelines(replicas: int, steps: int, tmp_path: Path) -> None:
     """Of 8 ranks, or of 128 with 40 steps; one of them is slow."""
