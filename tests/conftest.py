@@ -42,13 +42,12 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Mypy begins first: begun last, as its file is called, one core waits for it alone."""
-    takes_all = is_asked() or config.getoption("benchmark_enable")
-    left = [] if takes_all else [item for item in items if item.get_closest_marker("thorough")]
+    left = [] if is_asked() else [item for item in items if item.get_closest_marker("thorough")]
     config.hook.pytest_deselected(items=left)
     config.stash[LEFT] = len(left)
     if hasattr(config, "workeroutput"):
         config.workeroutput["left"] = len(left)
-    items[:] = [item for item in items if takes_all or not item.get_closest_marker("thorough")]
+    items[:] = [item for item in items if is_asked() or not item.get_closest_marker("thorough")]
     items.sort(key=lambda item: item.path.name != "test_quality.py")
 
 
