@@ -30,15 +30,15 @@ def with_other_clocks(run: Run, clocks: Mapping[int, tuple[int, float]], folder:
     """
     shutil.copytree(run.path, folder)
     ((begin,),) = run.rows("SELECT min(start_ns) FROM events")
+    ahead, drift_ppm = (
+        pl.col("rank").replace_strict({rank: clock[at] for rank, clock in clocks.items()}, default=0, return_dtype=kind)
+        for at, kind in enumerate((pl.Int64, pl.Float64))
+    )
     for table, columns in _TIMES.items():
         for path in (folder / table).glob("*.parquet"):
-            rows = pl.read_parquet(path)
-            if not len(rows) or (rank := rows["rank"][0]) not in clocks:
-                continue
-            ahead, drift_ppm = clocks[rank]
             wrong = [
                 (pl.col(c) + ahead + ((pl.col(c) - begin) * drift_ppm / 1e6).round().cast(pl.Int64)).alias(c)
                 for c in columns
             ]
-            rows.with_columns(wrong).write_parquet(path)
+            pl.read_parquet(path).with_columns(wrong).write_parquet(path)
     return Run(folder)

@@ -36,15 +36,12 @@ def _stopped(run: Run, at_ns: Mapping[int, int], folder: Path) -> Run:
         "memory": ["time_ns"],
     }.items():
         for path in (folder / table).glob("*.parquet"):
-            rows = pl.read_parquet(path)
-            at = at_ns.get(rows["rank"][0]) if len(rows) else None
-            if at is None:
-                continue
+            at = pl.col("rank").replace_strict(at_ns, default=None, return_dtype=pl.Int64)
             moved = [pl.when(pl.col(c) >= at).then(pl.col(c) + LATER_NS).otherwise(pl.col(c)).alias(c) for c in times]
             if table == "events":
                 spans = (pl.col("start_ns") < at) & (pl.col("start_ns") + pl.col("duration_ns") > at)
                 moved.append(pl.col("duration_ns") + pl.when(spans).then(LATER_NS).otherwise(0))
-            rows.with_columns(moved).write_parquet(path)
+            pl.read_parquet(path).with_columns(moved).write_parquet(path)
     for path in (folder / "steps").glob("*.parquet"):
         pl.read_parquet(path).with_columns(pl.col("end_ns") + LATER_NS).write_parquet(path)
     return Run(folder)
