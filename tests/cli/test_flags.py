@@ -52,7 +52,10 @@ def _texts(tree: ast.Module) -> Iterator[str]:
 @cache
 def _library() -> list[tuple[str, str]]:
     return [
-        (room.as_posix(), text) for room, tree in modules().items() if room.parts[0] != "cli" for text in _texts(tree)
+        (room.as_posix(), text)
+        for room, tree in modules().items()
+        if room.parts[0] not in ("cli", "__main__.py")
+        for text in _texts(tree)
     ]
 
 

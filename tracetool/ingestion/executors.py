@@ -323,7 +323,7 @@ def _cluster_errors(address: str) -> Iterator[None]:
         name = str(error.task).rpartition("-")[0]
         raise IngestError(
             f"workers of {address} ended one after another, with {name!r} to do: perhaps for want of memory.",
-            hint="give workers more memory (dask worker --memory-limit), or look at their logs",
+            hint="give workers more memory (Dask's memory_limit), or look at their logs",
         ) from error
     except (client.FutureCancelledError, import_module("distributed.comm").CommClosedError) as error:
         raise IngestError(f"the Dask scheduler at {address} was lost: {error}.", hint="start it, and again") from error
