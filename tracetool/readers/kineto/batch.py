@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from tracetool.readers import HOST_MEMORY
 from tracetool.readers.chrome import NO_CODE, Field, codes_of, filled, in_one_piece, rows_of_texts
 from tracetool.readers.cuda import action_in
+from tracetool.readers.kineto.comms import OF_ELEMENTS, OF_STRIDES
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -58,8 +59,7 @@ def fields(keep: frozenset[str]) -> list[Field]:
     numbers = (
         "correlation", "stream", "device", "External id", "external id", "Sequence number", "sycl queue", "l0 queue",
         "Bytes", "Total Allocated", "Total Reserved", "Device Type", "Device Id", "Addr",
-        "In msg nelems", "Out msg nelems", "Group size", "Global rank start", "Global rank stride",
-        "Rank", "Src Rank", "Dst Rank",
+        *OF_ELEMENTS, *OF_STRIDES, "Rank", "Src Rank", "Dst Rank",
     )  # fmt: skip
     texts = ("Collective name", "dtype", "Process Group Name", "Process Group Ranks", "rank", "name", "labels")
     always = (

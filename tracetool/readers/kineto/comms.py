@@ -29,10 +29,15 @@ if TYPE_CHECKING:
 
     from tracetool.readers import Group, SourceReport
 
+OF_ELEMENTS = ("In msg nelems", "Out msg nelems")
+"""Arguments that say how many elements go in and come out."""
+
+OF_STRIDES = ("Global rank start", "Global rank stride", "Group size")
+"""Arguments that say of which ranks a group is."""
+
 OF_RECORDS = (
-    "Collective name", "Process Group Name", "Process Group Ranks", "In msg nelems", "Out msg nelems", "dtype",
-    "External id", "external id", "Comms Id", "Rank", "Src Rank", "Dst Rank", "Global rank start",
-    "Global rank stride", "Group size",
+    "Collective name", "Process Group Name", "Process Group Ranks", *OF_ELEMENTS, "dtype", "External id", "external id",
+    "Comms Id", "Rank", "Src Rank", "Dst Rank", *OF_STRIDES,
 )  # fmt: skip
 """Arguments that records tell something by."""
 
@@ -58,7 +63,7 @@ def parse_record(args: Mapping[str, Any], posted_ns: int, thread: int, groups: S
     name = str(args.get("Process Group Name", ""))
     ranks = _group_ranks(args, name, groups)
     # All-gather reports the full size on the output side, reduce-scatter on the input side.
-    elements = max(args.get("In msg nelems") or 0, args.get("Out msg nelems") or 0)
+    elements = max(args.get(argument) or 0 for argument in OF_ELEMENTS)
     element_bytes = _DTYPE_BYTES.get(str(args.get("dtype"))) if elements < _MOST_ELEMENTS else None
     return CommRecord(
         operation=intern(operation), group=intern(name), group_ranks=ranks,
@@ -86,7 +91,7 @@ def _group_ranks(args: Mapping[str, Any], name: str, groups: Sequence[Group]) ->
     for group in groups:
         if group.name == name and group.ranks[: len(listed)] == listed:
             return group.ranks
-    start, stride, size = (args.get(k) for k in ("Global rank start", "Global rank stride", "Group size"))
+    start, stride, size = map(args.get, OF_STRIDES)
     if isinstance(start, int) and isinstance(stride, int) and isinstance(size, int):
         return _strided_ranks(start, stride, size) or listed
     return listed
