@@ -17,6 +17,7 @@ from tracetool.model.notice import Silent
 from tracetool.store import as_path
 from tracetool.store.objects import Objects, remove_objects
 from tracetool.store.run import Run
+from tracetool.stragglers import find_stragglers
 from tracetool.tables.run import TABLES
 
 if TYPE_CHECKING:
@@ -238,3 +239,12 @@ def test_the_commands_take_urls(bucket: Path, capsys: pytest.CaptureFixture[str]
     assert capsys.readouterr().out.endswith("n\n4\n")
     assert command(["info", "nosuch://bucket/x.run"]) == 2
     assert "nosuch://bucket/x.run cannot be opened" in capsys.readouterr().err
+
+
+def test_a_question_puts_nothing_on_an_object_store(bucket: Path) -> None:
+    """What a Run here keeps for the next question would need the right to write there."""
+    ingest(["memory://bucket/traces"], "memory://bucket/x.run")
+    before = Objects(bucket).sizes
+    run = Run("memory://bucket/x.run")
+    assert find_stragglers(run) == find_stragglers(derived(SAMPLES / "h100-1f1b"))
+    assert Objects(bucket).sizes == before

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple, cast
 
 from tracetool.model.notice import Notice, NoticeCode, unasked
 from tracetool.reconstruction.capture import Account
+from tracetool.store import is_local
 from tracetool.stragglers.equalize import Averages, SlowPlace, Where, places, slowest_places
 from tracetool.stragglers.many import CompiledOrders, ManyReplays
 from tracetool.stragglers.measured import job_steps
@@ -172,8 +173,9 @@ def _kept_steps(run: Run) -> tuple[Sequence[JobStep], Sequence[Notice]]:
     if isinstance(kept, tuple):
         return cast("tuple[Sequence[JobStep], Sequence[Notice]]", kept)
     made = _steps(run, None)
-    if not run.is_overlaid:
-        with suppress(OSError):  # a Run that nobody may write to answers all the same
+    # A question puts nothing on an object store, and a Run that nobody may write to answers all the same.
+    if is_local(run.path) and not run.is_overlaid:
+        with suppress(OSError):
             run.keep(_KEPT, made)
     return made
 
