@@ -13,6 +13,7 @@ from helpers.thorough import spread
 from tracetool import store
 from tracetool.causes import idle_by_cause, mean_by_cause
 from tracetool.errors import AlreadyExists, BadQuery, NotARun, SchemaVersion, StoreError
+from tracetool.ingestion import ingest
 from tracetool.model.scenario import Scenario
 from tracetool.readers import rows_table
 from tracetool.reconstruction import reconstruct
@@ -116,6 +117,32 @@ def test_damaged_and_foreign_runs_are_refused(tmp_path: Path) -> None:
     (run.path / "ops" / "run.parquet").unlink()
     with pytest.raises(NotARun, match="lacks ops"):
         Run(run.path)
+
+
+def test_a_run_that_lost_files_of_some_ranks_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As if those ranks had not been recorded, it would answer with fewer of them."""
+    monkeypatch.setattr(store, "_GROUP_ROWS", 1)
+    run = ingest([SAMPLES / "h100-1f1b"], tmp_path / "x.run")
+    (run.path / "events" / "source-00002.parquet").unlink()
+    with pytest.raises(NotARun, match=r"x\.run lacks events/source-00002\.parquet\."):
+        Run(run.path)
+    for number in range(4):
+        (run.path / "memory" / f"source-{number:05d}.parquet").unlink()
+        (run.path / "steps" / f"source-{number:05d}.parquet").unlink(missing_ok=number > 0)
+    with pytest.raises(NotARun, match=r"lacks memory, steps, events/source-00002\.parquet\."):
+        Run(run.path)
+    for content in (5, "x", None):
+        manifest = run.manifest | {"files": content}
+        (run.path / "manifest.json").write_text(json.dumps(manifest), encoding="utf-8")
+        with pytest.raises(NotARun):
+            Run(run.path)
+
+
+def test_a_run_that_does_not_list_its_files_opens(tmp_path: Path) -> None:
+    run = ingest([SAMPLES / "h100-1f1b"], tmp_path / "x.run")
+    manifest = {name: value for name, value in run.manifest.items() if name != "files"}
+    (run.path / "manifest.json").write_text(json.dumps(manifest), encoding="utf-8")
+    assert Run(run.path).count("ranks") == 4
 
 
 @pytest.mark.parametrize(

@@ -97,7 +97,8 @@ class RunWriter:
             rows = tables.get(name)
             if rows is not None or not any((self.folder / name).glob("*.parquet")):
                 write_part(self.folder, name, declared.arrow_schema().empty_table() if rows is None else rows)
-        _write_manifest(self.folder, {"schema_version": SCHEMA_VERSION, **manifest})
+        files = {"files": list(part_sizes(self.folder))}
+        _write_manifest(self.folder, {"schema_version": SCHEMA_VERSION, **manifest, **files})
         if complete is not None:
             complete(Run(self.folder, name=str(self._path)))
         if not is_local(self._path):
@@ -146,7 +147,7 @@ class Run(Lens):
         self._is_held = False
         try:
             self.manifest: dict[str, Any] = json.loads(self.file(MANIFEST).read_text(encoding="utf-8"))
-            version = str(self.manifest["schema_version"])
+            version, files = str(self.manifest["schema_version"]), list(self.manifest.get("files", ()))
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise NotARun(
                 f"{path} is no Run: its {MANIFEST} is missing or damaged.",
@@ -161,8 +162,11 @@ class Run(Lens):
         self._later = frozenset(name for name, declared in TABLES.items() if declared.since_minor > _minor(version))
         self._sizes = self._listed()
         absent = set(TABLES) - self._later - {name.partition("/")[0] for name in self._sizes}
-        if absent:
-            raise NotARun(f"{path} lacks {', '.join(sorted(absent))}.", hint="ingest the traces again")
+        # Rows of some ranks would be missing, as if they had not been recorded.
+        lost = [name for name in files if name not in self._sizes and name.partition("/")[0] not in absent]
+        if lacks := sorted(absent) + lost:
+            some = ", ".join(lacks[:4]) + f" and {len(lacks) - 4} files more" * (len(lacks) > 4)
+            raise NotARun(f"{path} lacks {some}.", hint="ingest the traces again")
         if cut := [name for name, size in self._sizes.items() if not size]:
             raise NotARun(f"{path}: {', '.join(cut)} is cut off.", hint="ingest the traces again")
 
