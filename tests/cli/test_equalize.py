@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import jsonschema
 import pytest
+from helpers.made_job import MadeJob
+from helpers.made_traces import write_job
 from helpers.recorded import ROOT, SAMPLES, data
 
 from tracetool.cli import run
@@ -93,3 +95,32 @@ def test_what_does_not_go_with_it_is_refused(
     error = capsys.readouterr().err
     assert said in error
     assert "Traceback" not in error
+
+
+@pytest.mark.parametrize(
+    ("job", "says", "lacks"),
+    [
+        # Rank 3 works with rank 2 on each layer: equalized alone, it waits for what rank 2 took while it waited.
+        (
+            MadeJob(pp=2, dp=2, tp=2, microbatches=4, layers=1, jitter_ratio=0.01, slow={3: 1.2}),
+            "peers of a slow rank look slow, too",
+            "of microbatches alone",
+        ),
+        (
+            MadeJob(pp=2, dp=2, microbatches=4, layers=1),
+            "of microbatches alone, as no rank is slower than the others of its stage.",
+            "peers of a slow rank",
+        ),
+    ],
+    ids=["tensor-parallel", "equal"],
+)
+def test_ranks_that_cannot_be_told_apart_are_not_blamed(
+    job: MadeJob, says: str, lacks: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_job(tmp_path / "traces", job)
+    assert run(["ingest", str(tmp_path / "traces"), "-o", str(tmp_path / "x.run"), "-q"]) == 0
+    capsys.readouterr()
+    assert run(["replay", str(tmp_path / "x.run"), "--equalize", "-q"]) == 0
+    text = " ".join(capsys.readouterr().out.split())
+    assert says in text
+    assert lacks not in text

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import msgspec
 
 from tracetool.errors import Option
+from tracetool.model.notice import NoticeCode
 from tracetool.reports import as_json
 from tracetool.reports.answer.text import table
 from tracetool.reports.lines import Note, lines_left, wrapped
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from tracetool.reports import RunFacts
     from tracetool.stragglers import Stragglers, Suspect, WhatIfTimes
 
+_SLOWER = 0.0005
 _SHOWN = 8
 """So many of an axis are printed; JSON has all."""
 
@@ -173,8 +175,16 @@ def _sentences(result: Stragglers) -> list[str]:
             *lines,
             f"{sentence}of microbatches alone, as each stage has one rank, and its slowness is the stage's.",
         ]
+    if slow.compute_ratio < _SLOWER:
+        return [*lines, f"{sentence}of microbatches alone, as no rank is slower than the others of its stage."]
     beside = f"{slow.compute_ratio:.1%} longer than the ranks of stage {slow.stage} do on average"
-    return [*lines, f"{sentence}rank {slow.rank} computes {beside}."]
+    lines.append(f"{sentence}rank {slow.rank} computes {beside}.")
+    if any(note.code is NoticeCode.COLLECTIVES_BARE for note in result.notes):
+        lines.append(
+            "Ranks meet inside computes (tensor parallel), where waits count as compute: peers of a slow rank look "
+            "slow, too, and mending it saves more than its row says."
+        )
+    return lines
 
 
 def _cost(ns: int) -> str:
