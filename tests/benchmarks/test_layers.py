@@ -6,6 +6,7 @@ and again: as many kernels, collectives and operators as that job would have lef
 
 from __future__ import annotations
 
+import json
 import shutil
 import time
 from typing import TYPE_CHECKING
@@ -16,6 +17,7 @@ import pytest
 from helpers.layered import with_sequence_parallelism
 
 from tracetool.overlap.actions import layer_overlaps
+from tracetool.store.place import MANIFEST, part_sizes
 from tracetool.store.run import Run
 from tracetool.tables.run import TABLES
 
@@ -58,6 +60,8 @@ def grown(path: Path, ranks: int, copies: int) -> Run:
             of_rank = found.filter(pc.field("rank") == rank)
             of_rank = of_rank.sort_by("event" if "event" in of_rank.column_names else "position")
             pq.write_table(of_rank, path / name / f"source-{rank:05}.parquet", row_group_size=1 << 16)
+    manifest = recorded.manifest | {"files": list(part_sizes(path))}
+    (path / MANIFEST).write_text(json.dumps(manifest), encoding="utf-8")
     return Run(path)
 
 
