@@ -207,3 +207,21 @@ def test_a_scanner_that_is_none_is_told_from_workers(
     assert run(["ingest", str(SAMPLES / "h100-1f1b"), "-o", str(tmp_path / "x.run"), "--jobs", "2", "-q"]) == 2
     assert "no scanner named 'fast'" in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == []
+
+
+def test_the_server_of_workers_sees_no_interruption_while_it_loads() -> None:
+    """Started while ranks are discovered, it printed where it was, beside what the command says of Ctrl-C."""
+    asked = (
+        "from multiprocessing.forkserver import _forkserver; from tracetool.ingestion import executors, reading; "
+        "executors.prepare_workers(reading.__name__); print(_forkserver._forkserver_pid); input()"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", asked], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        server = int(process.stdout.readline())
+        status = dict(line.split(":", 1) for line in Path(f"/proc/{server}/status").read_text().splitlines())
+        process.stdin.write("\n")
+        process.stdin.close()
+    assert int(status["SigBlk"], 16) & 1 << signal.SIGINT - 1

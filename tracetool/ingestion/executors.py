@@ -13,7 +13,7 @@ from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from importlib import import_module
-from multiprocessing.forkserver import ensure_running
+from multiprocessing import forkserver, resource_tracker
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 from uuid import uuid4
@@ -82,8 +82,10 @@ def prepare_workers(module: str) -> None:
     """
     if sys.platform == "linux":
         _starting(module)
+        # Starting it lets signals through: it comes first, so that the server never sees one while it loads.
+        resource_tracker.ensure_running()
         with _uninterrupted():
-            ensure_running()
+            forkserver.ensure_running()
 
 
 def in_processes(

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from tracetool.stragglers import Stragglers, Suspect, WhatIfTimes
 
 _SLOWER = 0.0005
+"""A rank that computes longer by less than this would be said to compute 0.0% longer."""
 _SHOWN = 8
 """So many of an axis are printed; JSON has all."""
 
