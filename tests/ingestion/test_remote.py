@@ -248,3 +248,9 @@ def test_a_question_puts_nothing_on_an_object_store(bucket: Path) -> None:
     run = Run("memory://bucket/x.run")
     assert find_stragglers(run) == find_stragglers(derived(SAMPLES / "h100-1f1b"))
     assert Objects(bucket).sizes == before
+
+
+def test_a_dry_run_names_what_it_leaves_by_its_url(bucket: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (bucket / "traces" / "notes.txt").write_bytes(b"x")
+    assert command(["ingest", "memory://bucket/traces", "--dry-run"]) == 0
+    assert "  memory://bucket/traces/notes.txt: no trace of a known format" in capsys.readouterr().out.splitlines()

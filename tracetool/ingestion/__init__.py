@@ -21,7 +21,7 @@ from tracetool.model.notice import Progress as Progress
 from tracetool.model.notice import noted, unasked
 from tracetool.readers import ABSOLUTE_NS, Left, rows_table
 from tracetool.store import as_path, is_local
-from tracetool.store.objects import cache_folder, place_of
+from tracetool.store.objects import cache_folder
 from tracetool.store.place import is_run
 from tracetool.store.run import Run, RunWriter
 from tracetool.version import __version__, code_digest
@@ -260,7 +260,7 @@ def _left_row(number: int, status: str, left: Left) -> tuple[object, ...]:
     except (OSError, ValueError):
         # A member of an archive, whose name may be anything.
         size = 0
-    return (number, place_of(left.path), status, left.reason, None, None, size, None, 0, 0, 0, 0, 0)
+    return (number, left.place, status, left.reason, None, None, size, None, 0, 0, 0, 0, 0)
 
 
 def _problem_rows(task: Task, outcome: SourceOutcome) -> list[tuple[object, ...]]:
@@ -308,8 +308,8 @@ def _manifest(discovery: Discovery, tasks: Sequence[Task], outcomes: Sequence[So
         "missing_ranks": sorted(set(range(world)) - set(recorded)) if recorded else [],
         "group_sizes": sizes,
         "sources": [_summary(t.discovered, o) for t, o in zip(tasks, outcomes, strict=True)],
-        "failed": [{"path": place_of(left.path), "reason": left.reason} for left in discovery.failed],
-        "left": [{"path": place_of(left.path), "reason": left.reason} for left in discovery.left],
+        "failed": [{"path": left.place, "reason": left.reason} for left in discovery.failed],
+        "left": [{"path": left.place, "reason": left.reason} for left in discovery.left],
     }
 
 

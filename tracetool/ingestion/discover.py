@@ -66,8 +66,7 @@ class DiscoveredSource:
     @property
     def label(self) -> str:
         """Path, and the member of it."""
-        path = place_of(self.source.path)
-        named = f"{path}:{self.source.member}" if self.source.member else path
+        named = place_of(self.source.path, self.source.member)
         return f"{named}:{' '.join(self.source.part[:2])}" if self.source.part else named
 
 

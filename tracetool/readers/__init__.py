@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Protocol, runtime_checkable
 from tracetool.errors import MalformedTrace
 from tracetool.model.notice import Notice
 from tracetool.registry import Registry
+from tracetool.store.objects import place_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -77,6 +78,11 @@ class Left:
 
     path: Path
     reason: str
+
+    @property
+    def place(self) -> str:
+        """The path as people know it."""
+        return place_of(self.path)
 
 
 @dataclass(slots=True)

@@ -232,13 +232,14 @@ def copies_of(url: Path) -> Path:
     return cache_folder().joinpath(_COPIES, remote.protocol, *(part for part in parts if part))
 
 
-def place_of(path: Path) -> str:
-    """A path as people know it: of a copy, the URL of what it is a copy of."""
+def place_of(path: Path, member: str = "") -> str:
+    """A path, and the member of it, as people know it: of a copy, the URL of what it is a copy of."""
     copies = cache_folder() / _COPIES
-    if not is_local(path) or not path.is_relative_to(copies):
-        return str(path)
-    protocol, *parts = path.relative_to(copies).parts
-    return f"{protocol}://{'/'.join(parts)}"
+    place = str(path)
+    if is_local(path) and path.is_relative_to(copies):
+        protocol, *parts = path.relative_to(copies).parts
+        place = f"{protocol}://{'/'.join(parts)}"
+    return f"{place}:{member}" if member else place
 
 
 def put_folder(folder: Path, url: Path, *, last: str = "", is_whole: bool = True) -> None:

@@ -82,7 +82,7 @@ class ByteStream:
         advance: Callable[[int], None] | None = None,
         inflater: Any = None,
     ) -> None:
-        self.name = f"{place_of(path)}:{member}" if member else place_of(path)
+        self.name = place_of(path, member)
         self.broken: str | None = None
         self.is_plain = False
         self._path = path

@@ -189,7 +189,9 @@ class KinetoReader:
                 table = scanned.rename_columns(names)
                 yield "events", rows.events(chooser.chosen(table) if chooser else table, trace.place)
             if chooser is None and (why := rows.several()) is not None:
-                raise SeveralRanks(f"{_name(source)} holds the events of several ranks: {why}.", hint=HINT)
+                raise SeveralRanks(
+                    f"{place_of(source.path, source.member)} holds the events of several ranks: {why}.", hint=HINT
+                )
             yield "steps", rows.steps()
             for table in rows.memory():
                 yield "memory", table
@@ -207,8 +209,8 @@ class KinetoReader:
         survey = FileSurvey(identity.groups)
         for table in trace.tables():
             survey.take(table.rename_columns(column_names(keep)))
-        choices = survey.choices(_name(source))
-        ranks = survey.ranks(choices, identity.world_size or 0, _name(source)) if choices else []
+        choices = survey.choices(place_of(source.path, source.member))
+        ranks = survey.ranks(choices, identity.world_size or 0, place_of(source.path, source.member)) if choices else []
         # What stands around the events may be that of one rank by itself.
         world = None if any(rank >= (identity.world_size or 0) for rank, _ in ranks) else identity.world_size
         return [
@@ -233,10 +235,6 @@ def _columns(keep: frozenset[str]) -> tuple[list[Field], dict[bytes, frozenset[b
 
 def _scanner(keep: frozenset[str]) -> Scanner:
     return event_scanner(*_columns(keep))
-
-
-def _name(source: Source) -> str:
-    return f"{place_of(source.path)}:{source.member}" if source.member else place_of(source.path)
 
 
 def _is_legacy(head: bytes) -> bool:

@@ -81,7 +81,7 @@ def discovery_info(discovery: Discovery) -> DiscoveryInfo:
 
 
 def _left(files: Sequence[Left]) -> list[LeftInfo]:
-    return [{"path": str(file.path), "reason": file.reason} for file in files]
+    return [{"path": file.place, "reason": file.reason} for file in files]
 
 
 # Ours is of the observed step alone: what a rank idles within the pipeline window.
