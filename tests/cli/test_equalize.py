@@ -15,6 +15,7 @@ from helpers.recorded import ROOT, SAMPLES, data
 from tracetool.cli import run
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from pathlib import Path
 
 SAMPLE = str(SAMPLES / "h100-1f1b")
@@ -98,26 +99,39 @@ def test_what_does_not_go_with_it_is_refused(
 
 
 @pytest.mark.parametrize(
-    ("job", "says", "lacks"),
+    ("job", "recorded", "says", "lacks"),
     [
-        # Rank 3 works with rank 2 on each layer: equalized alone, it waits for what rank 2 took while it waited.
+        # Ranks 1, 3, 5 and 7, the peers of these on each layer, were not recorded.
         (
-            MadeJob(pp=2, dp=2, tp=2, microbatches=4, layers=1, jitter_ratio=0.01, slow={3: 1.2}),
+            MadeJob(pp=2, dp=2, tp=2, microbatches=4, layers=1, jitter_ratio=0.01, slow={2: 1.2}),
+            (0, 2, 4, 6),
             "peers of a slow rank look slow, too",
             "of microbatches alone",
         ),
         (
+            MadeJob(pp=2, dp=2, tp=2, microbatches=4, layers=1, jitter_ratio=0.01, slow={3: 1.2}),
+            range(8),
+            "rank 3 computes",
+            "peers of a slow rank",
+        ),
+        (
             MadeJob(pp=2, dp=2, microbatches=4, layers=1),
+            range(4),
             "of microbatches alone, as no rank is slower than the others of its stage.",
             "peers of a slow rank",
         ),
     ],
-    ids=["tensor-parallel", "equal"],
+    ids=["peers-unknown", "tensor-parallel", "equal"],
 )
 def test_ranks_that_cannot_be_told_apart_are_not_blamed(
-    job: MadeJob, says: str, lacks: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    job: MadeJob,
+    recorded: Sequence[int],
+    says: str,
+    lacks: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    write_job(tmp_path / "traces", job)
+    write_job(tmp_path / "traces", job, ranks=recorded)
     assert run(["ingest", str(tmp_path / "traces"), "-o", str(tmp_path / "x.run"), "-q"]) == 0
     capsys.readouterr()
     assert run(["replay", str(tmp_path / "x.run"), "--equalize", "-q"]) == 0

@@ -22,8 +22,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tracetool.ingestion.runs import ingest
-from tracetool.model.action import ActionKind
+from tracetool.model.action import ActionKind, CollectiveUse
 from tracetool.model.pipeline import P2P_MODES
+from tracetool.reconstruction.capture import Account
 from tracetool.reconstruction.capture.survey import Survey
 from tracetool.reconstruction.recorded_step import RecordedStep
 from tracetool.store.query import Lens
@@ -31,14 +32,16 @@ from tracetool.stragglers import find_stragglers, stragglers_of
 from tracetool.stragglers.equalize import Averages, places
 from tracetool.stragglers.many import CompiledOrders, ManyReplays
 from tracetool.stragglers.step import Frame, JobStep, OutsideStretch, StepReplay, numbered
+from tracetool.stragglers.together import put_together
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from functools import cached_property
     from pathlib import Path
 
-    from tracetool.model.pipeline import P2PMode, Pipeline
+    from tracetool.model.pipeline import P2PMode, Pipeline, StageProfile
     from tracetool.stragglers import Stragglers, Suspect
+    from tracetool.stragglers.together import InsideWaits
 
 P, M, F, B = 4, 6, 1000, 2000
 REDUCE, OPTIMIZER = 300, 50
@@ -310,7 +313,10 @@ def _flat(values: list[list[list[int]]]) -> list[int]:
 def test_many_what_ifs_at_once_are_each_by_itself(
     forwards: list[list[list[int]]], backwards: list[list[list[int]]], waits: list[int], p2p: P2PMode, seed: int
 ) -> None:
-    """Whatever is chosen, ranks ready at any time, however messages are issued: a replay of that step alone."""
+    """Whatever is chosen, ranks ready at any time, however messages are issued: a replay of that step alone.
+
+    So it is of ranks that share layers, too, whatever they waited for each other.
+    """
     made = job(forwards, backwards)
     pipelines = [
         replace(
@@ -327,8 +333,23 @@ def test_many_what_ifs_at_once_are_each_by_itself(
         )
         for k, of_pipeline in enumerate(made.frames)
     )
-    step = replace(made, pipelines=tuple(pipelines), frames=frames)
-    averages, draw = Averages([step]), Random(seed)  # noqa: S311 - no secret
+    draw = Random(seed)  # noqa: S311 - no secret
+    inside: list[InsideWaits] = [
+        {
+            (stage.stage, kind): tuple(draw.randrange(cost.duration_ns) for cost in costs)
+            for stage in one.stages
+            for kind, costs in stage.costs.items()
+        }
+        for one in pipelines
+    ]
+    shared = draw.randrange(4)
+    pipelines = [
+        replace(one, stages=tuple(_meeting(s) for s in one.stages[:shared]) + one.stages[shared:]) for one in pipelines
+    ]
+    together = put_together(pipelines, inside, Account())
+    assert len(together.peers) == 2 * shared
+    step = replace(made, pipelines=together.pipelines, frames=frames, own=together.own, peers=together.peers)
+    averages = Averages([step])
     every = places([step])
     chosen = [{where for where in every if draw.random() < 0.5} for _ in range(5)]
     at_once = ManyReplays(step, averages, CompiledOrders()).steps_ns(
@@ -336,6 +357,12 @@ def test_many_what_ifs_at_once_are_each_by_itself(
     )
     alone = StepReplay()
     assert at_once == [alone.step_ns(averages.apply(step, one.__contains__)) for one in chosen]
+
+
+def _meeting(stage: StageProfile) -> StageProfile:
+    """A stage whose actions meet those of the other pipeline."""
+    use = CollectiveUse("allreduce", (stage.stage, 3 + stage.stage), None, 1)
+    return replace(stage, collectives=dict.fromkeys(stage.costs, (use,)))
 
 
 def test_meetings_in_different_orders_are_replayed_one_at_a_time() -> None:

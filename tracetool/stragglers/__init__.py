@@ -348,8 +348,7 @@ def _notes(result: Stragglers) -> list[Notice]:
     sentence = (
         "equalized: compute takes the mean of its kind, communication the median of its transfer times, over "
         f"{over}; the work stays the same, so uneven stages (a head, more layers) count, too",
-        "a slowdown compares steps without host gaps ahead of and after the pipeline; ranks that wait for each other "
-        "inside a compute (tensor parallel) share its time",
+        "a slowdown compares steps without host gaps ahead of and after the pipeline",
     )
     notes = [Notice(NoticeCode.EQUALIZED, text) for text in sentence]
     if abs(result.fidelity_ratio) > _FIDELITY:

@@ -5,6 +5,8 @@ source and confirmed by their numbers:
 
 * **Compute** (forward, backward, optimizer) takes the *mean* over all operations of its kind: the work stays the
   same, evenly spread. Stages that hold more layers, or the head, count as stragglers like slow devices do.
+* **Ranks that share layers** (tensor parallel) take together what the slowest of them takes by itself
+  (``together``): what one waits for another inside an action is no time of its own, and no part of a mean.
 * **Communication** takes the *median* of its *transfer* times, from when its last rank has come to its end. Waits
   are no durations: they come out of replay.
 * **Host gaps** ahead of and after the pipeline are left out of both sides of a slowdown.
@@ -21,11 +23,11 @@ from statistics import median
 from typing import TYPE_CHECKING, NamedTuple
 
 from tracetool.model.action import ActionKind
-from tracetool.model.pipeline import ActionCost
-from tracetool.stragglers.step import Frame, JobStep, OutsideStretch
+from tracetool.stragglers.step import Frame, JobStep, OutsideStretch, rank_of, with_times
+from tracetool.stragglers.together import taken_together
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from tracetool.model.pipeline import Pipeline, StageProfile
 
@@ -70,14 +72,14 @@ class Averages:
 
     def __init__(self, steps: Sequence[JobStep], *, by_stage: bool = False) -> None:
         self._by_stage = by_stage
-        computes: dict[_Of, list[ActionCost]] = defaultdict(list)
+        computes: dict[_Of, list[int]] = defaultdict(list)
         sent: dict[_Of, list[int]] = defaultdict(list)
         collectives: dict[tuple[_Of, int], list[int]] = defaultdict(list)
         loads: dict[_Of, list[int]] = defaultdict(list)
-        for pipeline in (pipeline for step in steps for pipeline in step.pipelines):
+        for step, number, pipeline in _pipelines(steps):
             for stage in pipeline.stages:
-                for kind, costs in stage.costs.items():
-                    computes[self._of(stage.stage, name_of(stage, kind))] += costs
+                for kind in stage.costs:
+                    computes[self._of(stage.stage, name_of(stage, kind))] += step.own_ns(number, stage.stage, kind)
                 for kind in _sends(pipeline, stage.stage):
                     is_forward = kind is ActionKind.FORWARD
                     times = stage.forward_transfer_ns if is_forward else stage.backward_transfer_ns
@@ -88,7 +90,7 @@ class Averages:
                     collectives[self._of(at, part.name), part.number].append(part.duration_ns)
             for name, total in _loads(parts).items():
                 loads[self._of(at, name)].append(total)
-        means = {of: _mean_cost(costs) for of, costs in computes.items()}
+        means = {of: _mean(times) for of, times in computes.items()}
         self._computes = means if by_stage else _conserved(means, computes)
         self._sent = {of: round(median(times)) for of, times in sent.items()}
         self._collectives = {key: round(median(times)) for key, times in collectives.items()}
@@ -103,11 +105,8 @@ class Averages:
         pipelines, frames = [], []
         for number, (pipeline, own) in enumerate(zip(step.pipelines, step.frames, strict=True)):
             shape = pipeline.observed.shape
-            stages = []
-            for stage in pipeline.stages:
-                rank = pipeline.ranks[shape.rank_of(stage.stage)].rank
-                stages.append(self._stage(stage, number, rank, chosen))
-            pipelines.append(replace(pipeline, stages=tuple(stages)))
+            stages = tuple(self._stage(step, number, stage, chosen) for stage in pipeline.stages)
+            pipelines.append(replace(pipeline, stages=stages))
             frames.append(
                 tuple(
                     self._frame(frame, number, profile.rank, position if shape.chunks == 1 else None, chosen)
@@ -119,7 +118,7 @@ class Averages:
     def typical_compute(self, stage: StageProfile, kind: ActionKind) -> tuple[int, str]:
         """What a stage's actions of a kind take, and what they are called."""
         name = name_of(stage, kind)
-        return self._computes[self._of(stage.stage, name)].duration_ns, name
+        return self._computes[self._of(stage.stage, name)], name
 
     def typical_message(self, stage: StageProfile, kind: ActionKind) -> tuple[int, str]:
         """What a stage's messages of a kind take, and what they are called; 0 where it sends none."""
@@ -146,21 +145,37 @@ class Averages:
 
         return list(map(one, parts))
 
-    def _stage(self, stage: StageProfile, pipeline: int, rank: int, chosen: Callable[[Where], bool]) -> StageProfile:
-        def is_chosen(kind: str) -> bool:
-            return chosen(Where(pipeline, rank, stage.stage, kind))
+    def _stage(self, step: JobStep, number: int, stage: StageProfile, chosen: Callable[[Where], bool]) -> StageProfile:
+        rank = rank_of(step.pipelines[number], stage.stage)
 
-        costs: dict[ActionKind, tuple[ActionCost, ...]] = {}
-        for kind, measured in stage.costs.items():
-            typical, name = self.typical_compute(stage, kind)
-            costs[kind] = tuple(replace(c, duration_ns=typical) for c in measured) if is_chosen(name) else measured
+        def is_chosen(kind: str) -> bool:
+            return chosen(Where(number, rank, stage.stage, kind))
+
+        for kind in stage.costs:
+            stage = with_times(stage, kind, self._actions_ns(step, number, stage.stage, kind, chosen))
         forward, backward = (self.typical_message(stage, kind) for kind in SENT)
         return replace(
             stage,
-            costs=costs,
             forward_transfer_ns=forward[0] if is_chosen(forward[1]) else stage.forward_transfer_ns,
             backward_transfer_ns=backward[0] if is_chosen(backward[1]) else stage.backward_transfer_ns,
         )
+
+    def _actions_ns(
+        self, step: JobStep, number: int, stage: int, kind: ActionKind, chosen: Callable[[Where], bool]
+    ) -> list[int]:
+        """What a stage's actions of a kind take, by microbatch, if the mean is taken of what is chosen."""
+        import numpy as np
+
+        before, now, are_chosen = [], [], []
+        for peer in step.peers.get((number, stage), (number,)):
+            pipeline = step.pipelines[peer]
+            typical, name = self.typical_compute(pipeline.stages[stage], kind)
+            are_chosen.append(chosen(Where(peer, rank_of(pipeline, stage), stage, name)))
+            before.append(step.own_ns(peer, stage, kind))
+            now.append([[typical if are_chosen[-1] else ns] for ns in before[-1]])
+        took = np.array(step.took_ns(number, stage, kind))
+        durations = taken_together(took, np.array(before), np.array(now), np.array([all(are_chosen)]))
+        return [int(ns) for ns in durations[:, 0]]
 
     def _frame(
         self, frame: Frame, pipeline: int, rank: int, stage: int | None, chosen: Callable[[Where], bool]
@@ -184,10 +199,16 @@ def places(steps: Iterable[JobStep]) -> list[Where]:
     return list(wheres)
 
 
+def _pipelines(steps: Iterable[JobStep]) -> Iterator[tuple[JobStep, int, Pipeline]]:
+    """All pipelines of steps with their numbers."""
+    for step in steps:
+        for number, pipeline in enumerate(step.pipelines):
+            yield step, number, pipeline
+
+
 def _pipeline_places(number: int, pipeline: Pipeline) -> Iterable[Where]:
-    shape = pipeline.observed.shape
     for stage in pipeline.stages:
-        rank = pipeline.ranks[shape.rank_of(stage.stage)].rank
+        rank = rank_of(pipeline, stage.stage)
         names = [name_of(stage, kind) for kind in stage.costs]
         names += [SENT[kind] for kind in _sends(pipeline, stage.stage)]
         yield from (Where(number, rank, stage.stage, name) for name in names)
@@ -233,21 +254,16 @@ def _loads(parts: Iterable[OutsideStretch]) -> dict[str, int]:
     return totals
 
 
-def _conserved(means: Mapping[_Of, ActionCost], costs: Mapping[_Of, Sequence[ActionCost]]) -> dict[_Of, ActionCost]:
+def _conserved(means: Mapping[_Of, int], costs: Mapping[_Of, Sequence[int]]) -> dict[_Of, int]:
     """The means, with one whole backward for all where some stages run it in halves and some do not."""
     whole, inputs, weights = ((None, _NAMES[kind]) for kind in (ActionKind.BACKWARD, *_HALVES))
     if not (whole in means and inputs in means and weights in means):
         return dict(means)
-    times = {name: sum(c.duration_ns for c in costs[name]) for name in (whole, inputs, weights)}
+    times = {name: sum(costs[name]) for name in (whole, inputs, weights)}
     backwards = len(costs[whole]) + len(costs[inputs])
     one = sum(times.values()) // backwards
     half = one * times[inputs] // (times[inputs] + times[weights])
-    return {
-        **means,
-        whole: ActionCost(one),
-        inputs: ActionCost(half),
-        weights: ActionCost(one - half),
-    }
+    return {**means, whole: one, inputs: half, weights: one - half}
 
 
 class SlowPlace(NamedTuple):
@@ -270,10 +286,10 @@ def slowest_places(steps: Sequence[JobStep]) -> tuple[SlowPlace | None, SlowPlac
     None where there is no other to compare with.
     """
     by_rank: dict[tuple[int, int], int] = defaultdict(int)
-    for pipeline in (pipeline for step in steps for pipeline in step.pipelines):
+    for step, number, pipeline in _pipelines(steps):
         for stage in pipeline.stages:
-            rank = pipeline.ranks[pipeline.observed.shape.rank_of(stage.stage)].rank
-            by_rank[stage.stage, rank] += sum(c.duration_ns for costs in stage.costs.values() for c in costs)
+            own = (ns for kind in stage.costs for ns in step.own_ns(number, stage.stage, kind))
+            by_rank[stage.stage, rank_of(pipeline, stage.stage)] += sum(own)
     by_stage: dict[int, list[int]] = defaultdict(list)
     for (stage_number, _), ns in by_rank.items():
         by_stage[stage_number].append(ns)
@@ -291,7 +307,3 @@ def slowest_places(steps: Sequence[JobStep]) -> tuple[SlowPlace | None, SlowPlac
 
 def _mean(values: Sequence[int]) -> int:
     return round(sum(values) / len(values)) if values else 0
-
-
-def _mean_cost(costs: Sequence[ActionCost]) -> ActionCost:
-    return ActionCost(_mean([c.duration_ns for c in costs]))

@@ -11,10 +11,13 @@ from tracetool.replays.compiled import Compiled
 from tracetool.replays.sweeping import Durations, make_plan, sweep
 from tracetool.replays.tail import numbered_meetings
 from tracetool.stragglers.equalize import Where
+from tracetool.stragglers.step import rank_of
+from tracetool.stragglers.together import taken_together
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from tracetool.model.action import ActionKind
     from tracetool.model.pipeline import Pipeline
     from tracetool.model.schedule import Schedule
     from tracetool.replays.flow import Bools, Int32s, Int64s
@@ -96,6 +99,7 @@ class ManyReplays:
     def __init__(self, step: JobStep, averages: Averages, orders: CompiledOrders) -> None:
         self._step = step
         self._terms = _Terms()
+        self._shared: dict[tuple[tuple[int, ...], int, ActionKind], dict[int, list[int]]] = defaultdict(dict)
         self._pipelines: list[tuple[_Compiled, list[int], list[int]] | None] = []
         for number, pipeline in enumerate(step.pipelines):
             of = orders.of(pipeline)
@@ -116,14 +120,20 @@ class ManyReplays:
         self, number: int, pipeline: Pipeline, of: _Compiled, averages: Averages
     ) -> tuple[list[int], list[int]]:
         """The terms of its actions in the order of their classes, and of its messages, way by way."""
-        shape, add = pipeline.observed.shape, self._terms.add
-        ranks = [pipeline.ranks[shape.rank_of(stage)].rank for stage in range(shape.stages)]
-        actions = []
+        add = self._terms.add
+        ranks = [rank_of(pipeline, stage) for stage in range(pipeline.observed.shape.stages)]
+        actions: list[int] = []
+        for stage in pipeline.stages:
+            for kind in stage.costs:
+                peers = self._step.peers.get((number, stage.stage), (number,))
+                typical, name = averages.typical_compute(stage, kind)
+                where = Where(number, ranks[stage.stage], stage.stage, name)
+                self._shared[peers, stage.stage, kind][number] = [
+                    add(ns, typical, where) for ns in self._step.own_ns(number, stage.stage, kind)
+                ]
         for action in of.compiled.graph.flow.actions:
-            stage = pipeline.stages[action.stage]
-            typical, name = averages.typical_compute(stage, action.kind)
-            cost = stage.costs[action.kind][action.microbatch]
-            actions.append(add(cost.duration_ns, typical, Where(number, ranks[action.stage], action.stage, name)))
+            peers = self._step.peers.get((number, action.stage), (number,))
+            actions.append(self._shared[peers, action.stage, action.kind][number][action.microbatch])
         messages = []
         for way in of.compiled.ways:
             stage = pipeline.stages[way.message.src_stage]
@@ -152,11 +162,24 @@ class ManyReplays:
         at_once = max(1, _MOST_VALUES // max(1, len(measured)))
         for first in range(0, chosen.shape[1], at_once):
             taken = chosen[:, first : first + at_once][of_place]
-            ends = self._ends(np.where(taken, typical, measured))
+            ends = self._ends(self._together(np.where(taken, typical, measured), taken))
             if ends is None:
                 return None
             steps += ends.max(axis=0).tolist()
         return steps
+
+    def _together(self, own: Int64s, taken: Bools) -> Int64s:
+        """The durations, from own times: ranks that share layers take theirs together."""
+        import numpy as np
+
+        measured = np.array(self._terms.measured, np.int64)
+        for (peers, stage, kind), members in self._shared.items():
+            if len(peers) > 1:
+                took = np.array(self._step.took_ns(peers[0], stage, kind))
+                terms = np.array(list(members.values()))
+                all_typical = taken[terms[:, 0]].all(axis=0)
+                own[terms] = taken_together(took, measured[terms], own[terms], all_typical)
+        return own
 
     def _ends(self, durations: Int64s) -> Int64s | None:
         """End of each rank's step by what-if, from the durations of all terms."""

@@ -33,6 +33,7 @@ from tracetool.stragglers.around import (
     parts_between,
 )
 from tracetool.stragglers.step import Frame, JobStep, OutsideStretch, numbered
+from tracetool.stragglers.together import put_together, waits_inside
 from tracetool.units import format_count, format_ranges
 
 if TYPE_CHECKING:
@@ -45,6 +46,7 @@ if TYPE_CHECKING:
     from tracetool.reconstruction.capture.survey import Survey
     from tracetool.reconstruction.steps import Step
     from tracetool.store.run import Run
+    from tracetool.stragglers.together import InsideWaits
 
 MOST_STEPS = 32
 
@@ -101,12 +103,14 @@ class _PipelineStep(NamedTuple):
         bounds: Per rank.
         collectives: Per rank, those outside its computes, in order.
         kernels: What computes ran ahead of and after the pipeline.
+        inside: What its actions waited for ranks that share their layers.
     """
 
     pipeline: Pipeline
     bounds: Mapping[int, Bounds]
     collectives: Mapping[int, Sequence[RankCollective]]
     kernels: ComputeKernels
+    inside: InsideWaits
 
 
 class _Usable(NamedTuple):
@@ -147,9 +151,11 @@ def _batch_steps(
     spans = {(one.group, step.number): step.spans for one in batch for step in one.steps}
     errors: dict[PipelineGroup, _Steps] = {one.group: {} for one in batch}
     costs: dict[PipelineGroup, dict[int, Pipeline]] = {one.group: {} for one in batch}
+    inside: dict[PipelineGroup, dict[int, InsideWaits]] = {one.group: {} for one in batch}
     bounds: dict[int, dict[int, Bounds]] = defaultdict(dict)
     for group, step, recorded in record_each(narrowed, steps, survey, evidence):
         number = step.number
+        inside[group][number] = waits_inside(recorded) if isinstance(recorded, RecordedStep) else {}
         try:
             if isinstance(recorded, RecordedStep) and not has_late_launches(recorded.turns()):
                 check_counts(recorded.transfers, recorded.pipeline.observed.shape)
@@ -174,6 +180,7 @@ def _batch_steps(
             {rank: bounds[number][rank] for rank in group.ranks},
             {rank: collectives[number].get(rank, ()) for rank in group.ranks},
             kernels,
+            inside[group][number],
         )
 
     return [errors[one.group] | {n: of_pipeline(one.group, n) for n in costs[one.group]} for one in batch]
@@ -223,7 +230,9 @@ def _usable(run: Run, survey: Survey, step: int | None, account: Account) -> lis
             )
             continue
         for note in recorded.notes:
-            if note.code is not NoticeCode.PIPELINES_LEFT_OUT and note not in account.notes:
+            # Those say of waits inside computes what is not so here.
+            others = note.code not in (NoticeCode.PIPELINES_LEFT_OUT, NoticeCode.COLLECTIVES_BARE)
+            if others and note not in account.notes:
                 account.notes.append(note)
         usable.append(_Usable(number, group, recorded.steps))
     if not usable:
@@ -295,7 +304,8 @@ def _job_step(number: int, pipelines: Sequence[_PipelineStep], survey: Survey, a
             of_ranks.append(Frame(numbered([*begins, *head]), numbered(tail)))
         frames.append(tuple(of_ranks))
     note_collectives(collectives, bounds, account)
-    return JobStep(number, observed, tuple(one.pipeline for one in pipelines), tuple(frames))
+    together = put_together([one.pipeline for one in pipelines], [one.inside for one in pipelines], account)
+    return JobStep(number, observed, together.pipelines, tuple(frames), together.own, together.peers)
 
 
 def _after(observed: Timeline) -> dict[int, int]:

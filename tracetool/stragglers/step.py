@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Literal
 
 from tracetool.model.action import ActionKind
@@ -14,7 +14,7 @@ from tracetool.replays.flow import Dataflow
 from tracetool.replays.tail import run_tails
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from tracetool.model.pipeline import Pipeline, StageProfile
     from tracetool.model.timeline import Op
@@ -41,6 +41,9 @@ class OutsideStretch:
     number: int = 0
 
 
+OwnTimes = dict[tuple[int, ActionKind], tuple[int, ...]]
+"""By stage and kind, what each action takes on its rank without waits for ranks that share its layers, in ns."""
+
 Parts = tuple[OutsideStretch, ...]
 
 
@@ -66,12 +69,31 @@ class JobStep:
         observed_ns: From the first compute or leading collective on any rank to the end of the last tail.
         pipelines: One per pipeline; their ranks' own tails are not used.
         frames: Per pipeline, one per pipeline rank.
+        own: Per pipeline, own times of ranks that share layers; empty if none do.
+        peers: By pipeline and stage, the pipelines whose ranks share its layers, itself among them; likewise.
     """
 
     number: int
     observed_ns: int
     pipelines: tuple[Pipeline, ...]
     frames: tuple[tuple[Frame, ...], ...]
+    own: tuple[OwnTimes, ...] = ()
+    peers: Mapping[tuple[int, int], tuple[int, ...]] = field(default_factory=dict)
+
+    def own_ns(self, number: int, stage: int, kind: ActionKind) -> tuple[int, ...]:
+        """What a stage's actions of a kind take without waits for ranks that share its layers, by microbatch.
+
+        Args:
+            number: The pipeline.
+            stage: Its stage.
+            kind: A kind of actions that the stage has.
+        """
+        own = self.own[number].get((stage, kind)) if self.own else None
+        return self.took_ns(number, stage, kind) if own is None else own
+
+    def took_ns(self, number: int, stage: int, kind: ActionKind) -> tuple[int, ...]:
+        """The same with those waits."""
+        return tuple(cost.duration_ns for cost in self.pipelines[number].stages[stage].costs[kind])
 
     def without_host_gaps(self) -> JobStep:
         """The same step if the device never waited for the host ahead of and after the pipeline."""
@@ -80,6 +102,17 @@ class JobStep:
             for frames in self.frames
         )
         return replace(self, frames=frames)
+
+
+def with_times(stage: StageProfile, kind: ActionKind, times_ns: Iterable[int]) -> StageProfile:
+    """A stage whose actions of a kind take these times, by microbatch."""
+    costs = tuple(replace(cost, duration_ns=ns) for cost, ns in zip(stage.costs[kind], times_ns, strict=True))
+    return replace(stage, costs={**stage.costs, kind: costs})
+
+
+def rank_of(pipeline: Pipeline, stage: int) -> int:
+    """Global rank that holds a stage."""
+    return pipeline.ranks[pipeline.observed.shape.rank_of(stage)].rank
 
 
 def _without_gaps(parts: Parts) -> Parts:

@@ -180,9 +180,9 @@ def _sentences(result: Stragglers) -> list[str]:
         return [*lines, f"{sentence}of microbatches alone, as no rank is slower than the others of its stage."]
     beside = f"{slow.compute_ratio:.1%} longer than the ranks of stage {slow.stage} do on average"
     lines.append(f"{sentence}rank {slow.rank} computes {beside}.")
-    if any(note.code is NoticeCode.COLLECTIVES_BARE for note in result.notes):
+    if any(note.code is NoticeCode.PEERS_UNKNOWN for note in result.notes):
         lines.append(
-            "Ranks meet inside computes (tensor parallel), where waits count as compute: peers of a slow rank look "
+            "Ranks meet others inside computes (tensor parallel) whose waits are not known: peers of a slow rank look "
             "slow, too, and mending it saves more than its row says."
         )
     return lines
