@@ -98,6 +98,15 @@ def test_a_dry_run_only_looks(capsys: pytest.CaptureFixture[str], tmp_path: Path
     assert capsys.readouterr().out == "status,n\nleft,2\nread,4\n"
 
 
+def test_a_dry_run_says_which_ranks_of_the_job_are_missing(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """The sample's traces say that they are of four ranks."""
+    two = [str(shutil.copy(Path(SAMPLE) / f"rank{rank}.json.gz", tmp_path)) for rank in (0, 2)]
+    assert run(["ingest", *two, "--dry-run"]) == 0
+    assert capsys.readouterr().out.startswith("2 sources would be read; ranks 1, 3 of the job are in none of them\n")
+    assert run(["ingest", *two, "--dry-run", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["missing_ranks"] == [1, 3]
+
+
 def test_a_rank_can_be_told(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     for name in ("some.json", "other.json"):
         text = data("broken", "norank", "r0.json").read_text(encoding="utf-8")

@@ -6,11 +6,11 @@ What crosses data centres, as ``info --dc`` shows it.
 from __future__ import annotations
 
 import shlex
-from collections import Counter, defaultdict
+from collections import defaultdict
 from typing import TYPE_CHECKING
 
 from tracetool.cli.output import free_name
-from tracetool.errors import CopyableRank, Option
+from tracetool.errors import CopyableRank
 from tracetool.model.notice import NoticeCode
 from tracetool.model.schedule import OBSERVED
 from tracetool.reconstruction import notes_of_sources, unread_events
@@ -27,19 +27,18 @@ if TYPE_CHECKING:
     from tracetool.model.dc_map import DCMap
     from tracetool.reports.recording.summary import (
         CrossingInfo,
-        DiscoveryInfo,
         ExposedInfo,
         HostGapInfo,
         LeftInfo,
         ObservedPipelineInfo,
         ReplayedRunInfo,
+        SlowRankInfo,
         SummaryInfo,
         VendorBubbleInfo,
     )
     from tracetool.store.run import Run
 
 _SHOWN = 12
-_SHOWN_HINTS = 3
 _MOST_LOST = 3
 
 
@@ -78,38 +77,6 @@ def _places(dc: str, crossing: CrossingInfo) -> str:
     return " ".join(["", "--dc", shlex.quote(dc), *(f"--link {link}" for link in links)])
 
 
-def discovery_lines(facts: DiscoveryInfo) -> list[str]:
-    """The same for people; every file that is left is named."""
-    many = format_count(len(facts["sources"]), "source")
-    conflicts = format_count(len(facts["conflicts"]), "conflict")
-    lines = [f"none of {many} would be read: {conflicts}" if facts["conflicts"] else f"{many} would be read"]
-    for source in facts["sources"]:
-        who = "no rank" if source["rank"] is None else f"rank {source['rank']}"
-        origin = "" if source["rank_from"] == "the trace" else f" (from {source['rank_from']})"
-        files = "" if source["files"] == 1 else f", {source['files']} files"
-        size = "" if source["member"] else f", {format_size(source['size_bytes'])}"
-        lines.append(f"  {who}{origin}: {source['path']} ({source['reader']}{size}{files})")
-    for unused, why in ((facts["failed"], "cannot be read"), (facts["left"], "left")):
-        if unused:
-            lines.append(f"{len(unused)} {why}")
-            lines += _folded(unused)
-    lines += [f"conflict: {conflict}" for conflict in facts["conflicts"]]
-    lines += [f"hint: {hint}" for hint in facts["hints"][:_SHOWN_HINTS]]
-    more = len(facts["hints"]) - _SHOWN_HINTS
-    return [*lines, f"{format_count(more, 'hint')} more ({Option.JSON} lists all)"] if more > 0 else lines
-
-
-def _folded(items: list[LeftInfo]) -> list[str]:
-    """Every item, but of a reason that concerns many files the first few."""
-    lines: list[str] = []
-    counts: Counter[str] = Counter()
-    for item in items:
-        counts[item["reason"]] += 1
-        if counts[item["reason"]] <= _SHOWN:
-            lines.append(f"  {item['path']}: {item['reason']}")
-    return lines + [f"  {n - _SHOWN:,} more: {reason} (--json lists all)" for reason, n in counts.items() if n > _SHOWN]
-
-
 _OBSERVED_SQL = """
 SELECT step_ns, window_ns, bubble_ratio, peak_hbm_bytes,
        (SELECT max(end_ns - start_ns) FROM steps JOIN stages USING (rank)
@@ -127,7 +94,7 @@ def screen_lines(facts: SummaryInfo, run: Run) -> list[str]:
     """What was recorded, its step, schedule, stages, memory, traffic, and what is missing for what: in eight lines."""
     lines = [
         f"{_recorded_text(facts)}, steps {format_ranges(facts['steps']) or 'not marked'}",
-        *_observed_lines(facts["pipeline"], run),
+        *_observed_lines(facts, run),
     ]
     if (crossing := facts.get("cross_dc")) is not None:
         lines.append(f"  cross-DC: {_crossing_text(crossing)}")
@@ -160,8 +127,9 @@ def _recorded_text(facts: SummaryInfo) -> str:
     )
 
 
-def _observed_lines(pipeline: ObservedPipelineInfo, run: Run) -> list[str]:
+def _observed_lines(facts: SummaryInfo, run: Run) -> list[str]:
     """The pipeline in short: what distorts its figures, its step, schedule and stages, and their memory."""
+    pipeline = facts["pipeline"]
     if pipeline["missing"]:
         return _pipeline_lines(pipeline, [], [])
     warnings = [f"  warning: {note}" for note in own_notes(run, *_DISTORTING)]
@@ -169,7 +137,8 @@ def _observed_lines(pipeline: ObservedPipelineInfo, run: Run) -> list[str]:
     for row in run.records(_OBSERVED_SQL):
         marked = marked_text(row["step_ns"], row["marked_ns"] or 0)
         took = f"{format_duration(row['step_ns'])}{marked and f' ({marked})'}, bubble {row['bubble_ratio']:.1%}"
-        took += f" of the pipeline's {format_duration(row['window_ns'])}"
+        whose = "pipeline 0's" if facts["slow_ranks"] else "the pipeline's"
+        took += f" of {whose} {format_duration(row['window_ns'])}"
         order, peak = row["schedule"], row["peak_hbm_bytes"]
     stages = pipeline["stages"]
 
@@ -181,10 +150,19 @@ def _observed_lines(pipeline: ObservedPipelineInfo, run: Run) -> list[str]:
     return [
         *warnings,
         f"  step {pipeline['step']}: {took}",
+        *(f"  slow: {_slow_text(slow)}" for slow in facts["slow_ranks"][:1]),
         f"  schedule: {order or 'an order without a name'}",
         f"  {format_count(len(stages), 'stage')}: {', '.join(between(_TIMES, format_duration))}",
         f"  memory: {', '.join(sizes) or 'unknown'}",
     ]
+
+
+def _slow_text(slow: SlowRankInfo) -> str:
+    """Which rank is slow, in words."""
+    return (
+        f"rank {slow['rank']} (pipeline {slow['pipeline']}): its kernels take {slow['slower_ratio']:.1%} longer than "
+        "those of the other ranks of its stage"
+    )
 
 
 def _exposed_lines(collectives: Sequence[ExposedInfo]) -> list[str]:
@@ -236,6 +214,7 @@ def summary_lines(facts: SummaryInfo, run: Run) -> list[str]:
     if facts["vendor_figures"]:
         lines.append(f"  vendor_figures: {facts['vendor_figures']:,} figures of a vendor's analysis")
     lines += _pipeline_lines(facts["pipeline"], own_notes(run), facts["host_gaps"])
+    lines += [f"  slow: {_slow_text(slow)}" for slow in facts["slow_ranks"]]
     lines += _exposed_lines(facts["exposed_collectives"])
     if facts["replayed"]:
         lines.append(_replayed_line(facts["replayed"]))

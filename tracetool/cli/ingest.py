@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from collections import Counter
 from typing import TYPE_CHECKING
 
 import click
@@ -18,11 +19,17 @@ from tracetool.cli.output import (
     print_json,
     say_written,
 )
+from tracetool.errors import Option
+from tracetool.units import format_count, format_ranks, format_size
 
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from tracetool.reports.recording.summary import DiscoveryInfo, LeftInfo
+
 _KEEP = ("python_function", "args")
+_SHOWN = 12
+_SHOWN_HINTS = 3
 
 
 def _ranks(_context: click.Context, _option: click.Parameter, values: tuple[str, ...]) -> dict[str, int]:
@@ -93,7 +100,7 @@ def ingest(
       tracetool ingest traces/ --dry-run
       tracetool ingest traces/rank*.json.gz -o x.run
     """
-    from tracetool.cli.facts import discovery_lines, next_command, screen_lines, summary_lines
+    from tracetool.cli.facts import next_command, screen_lines, summary_lines
     from tracetool.ingestion import IngestOptions, discover
     from tracetool.ingestion.runs import ingest as make_run
     from tracetool.model.notice import SourceCode
@@ -105,7 +112,7 @@ def ingest(
         if as_json:
             print_json(facts)
         else:
-            click.echo("\n".join(wrapped(discovery_lines(facts))))
+            click.echo("\n".join(wrapped(_discovery_lines(facts))))
         if facts["conflicts"]:
             click.get_current_context().exit(2)
         return
@@ -142,3 +149,37 @@ def _name_copies(paths: tuple[Path, ...]) -> None:
             files = [file for file in (copies, *copies.rglob("*")) if file.is_file()]
             held = f"{format_count(len(files), 'file')}, {format_size(sum(file.stat().st_size for file in files))}"
             click.echo(f"note: {path} was copied to {copies} ({held}); the copies can be deleted", err=True)
+
+
+def _discovery_lines(facts: DiscoveryInfo) -> list[str]:
+    """What would be read, for people; every file that is left is named."""
+    many = format_count(len(facts["sources"]), "source")
+    conflicts = format_count(len(facts["conflicts"]), "conflict")
+    lines = [f"none of {many} would be read: {conflicts}" if facts["conflicts"] else f"{many} would be read"]
+    if facts["missing_ranks"] and not facts["conflicts"]:
+        lines[0] += f"; {format_ranks(facts['missing_ranks'])} of the job are in none of them"
+    for source in facts["sources"]:
+        who = "no rank" if source["rank"] is None else f"rank {source['rank']}"
+        origin = "" if source["rank_from"] == "the trace" else f" (from {source['rank_from']})"
+        files = "" if source["files"] == 1 else f", {source['files']} files"
+        size = "" if source["member"] else f", {format_size(source['size_bytes'])}"
+        lines.append(f"  {who}{origin}: {source['path']} ({source['reader']}{size}{files})")
+    for unused, why in ((facts["failed"], "cannot be read"), (facts["left"], "left")):
+        if unused:
+            lines.append(f"{len(unused)} {why}")
+            lines += _folded(unused)
+    lines += [f"conflict: {conflict}" for conflict in facts["conflicts"]]
+    lines += [f"hint: {hint}" for hint in facts["hints"][:_SHOWN_HINTS]]
+    more = len(facts["hints"]) - _SHOWN_HINTS
+    return [*lines, f"{format_count(more, 'hint')} more ({Option.JSON} lists all)"] if more > 0 else lines
+
+
+def _folded(items: list[LeftInfo]) -> list[str]:
+    """Every item, but of a reason that concerns many files the first few."""
+    lines: list[str] = []
+    counts: Counter[str] = Counter()
+    for item in items:
+        counts[item["reason"]] += 1
+        if counts[item["reason"]] <= _SHOWN:
+            lines.append(f"  {item['path']}: {item['reason']}")
+    return lines + [f"  {n - _SHOWN:,} more: {reason} (--json lists all)" for reason, n in counts.items() if n > _SHOWN]

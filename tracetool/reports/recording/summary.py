@@ -12,6 +12,7 @@ from tracetool.model.notice import NoticeCode
 from tracetool.reconstruction.capture.coordinates import Coordinates
 from tracetool.reconstruction.capture.stand_ins import find_stand_ins
 from tracetool.reconstruction.closeup.slowdown import gap_shares
+from tracetool.reconstruction.job import sorted_pipelines
 from tracetool.reconstruction.steps.crossing import Collectives, CrossingMessages  # noqa: TC001 - msgspec reads them
 from tracetool.reports.recording.findings import Counts, Gap, count_tables, find_gaps
 from tracetool.tables.fields import doc, row_of
@@ -55,10 +56,13 @@ class DiscoveryInfo(TypedDict):
     left: Annotated[list[LeftInfo], doc("What would be left.")]
     conflicts: Annotated[list[str], doc("Why the sources cannot be read into one Run.")]
     hints: Annotated[list[str], doc("What to do about these.")]
+    missing_ranks: Annotated[list[int], doc("Ranks of the job, as far as the traces tell, that are in no source.")]
 
 
 def discovery_info(discovery: Discovery) -> DiscoveryInfo:
     """What would be read, and what not."""
+    ranks = {item.rank for item in discovery.sources if item.rank is not None}
+    world_size = max([*(item.identity.world_size or 0 for item in discovery.sources), *(rank + 1 for rank in ranks), 0])
     return {
         "sources": [
             {
@@ -77,6 +81,7 @@ def discovery_info(discovery: Discovery) -> DiscoveryInfo:
         "left": _left(discovery.left),
         "conflicts": [conflict.message for conflict in discovery.conflicts],
         "hints": list(dict.fromkeys(conflict.hint for conflict in discovery.conflicts if conflict.hint)),
+        "missing_ranks": sorted(set(range(world_size)) - ranks) if ranks else [],
     }
 
 
@@ -119,6 +124,14 @@ class ObservedPipelineInfo(TypedDict):
     missing: Annotated[str | None, doc("Why there is no pipeline; null if there is one.")]
     hint: Annotated[str | None, doc("What to do about that.")]
     stages: list[Annotated[dict[str, Any], row_of(STAGES)]]
+
+
+class SlowRankInfo(TypedDict):
+    """A rank whose kernels take longer than those of the other ranks of its stage."""
+
+    rank: Annotated[int, doc("Global rank.")]
+    pipeline: Annotated[int, doc("Number of its pipeline.")]
+    slower_ratio: Annotated[float, doc("By how much, on average, as a share of what those take.")]
 
 
 class ReplayedRunInfo(TypedDict):
@@ -234,6 +247,9 @@ class SummaryInfo(TypedDict):
     coordinates: list[Annotated[dict[str, Any], row_of(COORDINATES)]]
     step_facts: list[Annotated[dict[str, Any], row_of(STEP_FACTS)]]
     pipeline: ObservedPipelineInfo
+    slow_ranks: Annotated[
+        list[SlowRankInfo], doc("Slowest first, by more than counts as a change; of jobs whose pipelines differ.")
+    ]
     replayed: Annotated[ReplayedRunInfo | None, doc("Null if the Run has the observed Timeline alone.")]
     vendor_figures: Annotated[int, doc("Figures of a vendor's analysis.")]
     host_gaps: Annotated[list[HostGapInfo], doc("Of the observed step; empty without kernels.")]
@@ -319,6 +335,7 @@ def run_summary(run: Run) -> SummaryInfo:
             "hint": observed.get("hint"),
             "stages": run.records("SELECT * FROM stages ORDER BY stage"),
         },
+        "slow_ranks": slow_ranks(run),
         "replayed": run.manifest.get("replayed"),
         "vendor_figures": run.count("vendor_figures"),
         "host_gaps": host_gaps(run, step),
@@ -356,6 +373,16 @@ def exposed_collectives(run: Run) -> list[ExposedInfo]:
         return []
     # What no action holds does not count: other ranks are not gone through.
     return cast("list[ExposedInfo]", run.of_ranks(ranks).records(_EXPOSED_SQL))
+
+
+def slow_ranks(run: Run) -> list[SlowRankInfo]:
+    """Ranks that stand out in a job whose pipelines differ, the slowest first; none where they are alike."""
+    pipelines = sorted_pipelines(run)
+    if not pipelines.differ:
+        return []
+    of_rank = dict(run.rows("SELECT rank, pipeline FROM coordinates"))
+    slowest = sorted(pipelines.slow_ranks.items(), key=lambda item: -item[1])
+    return [{"rank": rank, "pipeline": of_rank[rank], "slower_ratio": ratio} for rank, ratio in slowest]
 
 
 def host_gaps(run: Run, step: int | None) -> list[HostGapInfo]:
