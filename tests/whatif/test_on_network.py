@@ -15,6 +15,7 @@ from tracetool.costs.over_links import over_links
 from tracetool.errors import BadTopology, ScenarioError, UnknownName
 from tracetool.explanation import explain
 from tracetool.model.action import CollectiveUse
+from tracetool.model.notice import NoticeCode
 from tracetool.model.scenario import Scenario
 from tracetool.model.timeline import measure
 from tracetool.model.topology import Topology
@@ -28,6 +29,7 @@ from tracetool.sweeps import sweep
 from tracetool.sweeps.asked import grid, over_tiers
 from tracetool.whatif.answer import answer
 from tracetool.whatif.on_network import busiest_time, job_traffic, seated
+from tracetool.whatif.remarks import collective_notes
 from tracetool.whatif.wording import scenario
 
 if TYPE_CHECKING:
@@ -273,6 +275,15 @@ def test_what_passes_within_computes_has_no_time() -> None:
     when = busiest_time(found, Scenario(topology=topology), busiest)
     assert when.step_ns > 0
     assert when.start_ns is when.end_ns is when.busy_ratio is None
+
+
+@pytest.mark.parametrize(("choice", "is_said"), [("dp=ring", True), ("tp=ring", False), ("ring", False)])
+def test_an_algorithm_that_nothing_runs_says_so(choice: str, *, is_said: bool) -> None:
+    """Two tensor groups of two ranks, each across DCs, and no data parallelism."""
+    found = looked_at(run_of(data("h100-pp4", "traces", "tp2pp2_1f1b_m8")))
+    topology = seated(replace(two_dcs("pp in hb, tp across dc"), algorithms={}).with_collectives([choice]), found)
+    notes = collective_notes(found.pipeline, Scenario(topology=topology))
+    assert (NoticeCode.ALGORITHM_UNUSED in [note.code for note in notes]) == is_said
 
 
 def test_a_network_of_which_nothing_is_passed_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -38,7 +38,7 @@ Values = tuple[Any, ...]
 
 def _count(text: str) -> int:
     if not text.isdecimal() or not int(text):
-        raise ScenarioError(f"{text!r} is no whole number from 1.")
+        raise ScenarioError(f"{text!r} is no whole number from 1.", hint="as in tp=8")
     return int(text)
 
 

@@ -314,7 +314,7 @@ def collective_notes(pipeline: Pipeline, scenario: Scenario) -> list[Notice]:
         else:
             rescaled.add(kind)
             beyond |= not joined and not own.issuperset(use.group_ranks)
-    notes = Notices()
+    notes = Notices(_algorithm_notes(pipeline, topology))
     if rescaled:
         notes.add(
             NoticeCode.COLLECTIVES_RESCALED,
@@ -343,6 +343,22 @@ def collective_notes(pipeline: Pipeline, scenario: Scenario) -> list[Notice]:
         )
         for why, kinds in kept.items()
     ]
+
+
+def _algorithm_notes(pipeline: Pipeline, topology: Topology) -> list[Notice]:
+    """Whether it was said how collectives run, and none that runs so crosses anything."""
+    seating = topology.seating
+    if seating is None or not seating.algorithms:
+        return []
+    device = dict(seating.rank_devices)
+    crossing = {
+        frozenset(device[rank] for rank in use.group_ranks if rank in device)
+        for use in crossing_uses(pipeline, topology)
+    }
+    if any(devices in crossing for devices, _ in seating.algorithms):
+        return []
+    text = "no collective of the groups for which an algorithm is named crosses a tier: it changes nothing"
+    return [Notice(NoticeCode.ALGORITHM_UNUSED, text)]
 
 
 def _kinds(kinds: set[tuple[str, int]]) -> str:

@@ -14,10 +14,10 @@ if TYPE_CHECKING:
     from tracetool.model.notice import Notice
 
 _FIRST = (
-    NoticeCode.FIDELITY, NoticeCode.TIER_UNPASSED, NoticeCode.PIPELINES_DIFFER, NoticeCode.WAITS_FOR_PIPELINES,
-    NoticeCode.LAYERS_GAIN, NoticeCode.HBM_UNCHECKED, NoticeCode.HOST_BOUND, NoticeCode.COLLECTIVES_KEPT,
-    NoticeCode.LINKS_SHARED,
-    NoticeCode.RANKS_COPIED, NoticeCode.PIPELINES_JOINED, NoticeCode.PIPELINES_ALIKE, NoticeCode.NAME_MEANT,
+    NoticeCode.FIDELITY, NoticeCode.TIER_UNPASSED, NoticeCode.ALGORITHM_UNUSED, NoticeCode.PIPELINES_DIFFER,
+    NoticeCode.WAITS_FOR_PIPELINES, NoticeCode.LAYERS_GAIN, NoticeCode.HBM_UNCHECKED, NoticeCode.HOST_BOUND,
+    NoticeCode.COLLECTIVES_KEPT, NoticeCode.LINKS_SHARED, NoticeCode.RANKS_COPIED, NoticeCode.PIPELINES_JOINED,
+    NoticeCode.PIPELINES_ALIKE, NoticeCode.NAME_MEANT,
 )  # fmt: skip
 
 
