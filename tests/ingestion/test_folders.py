@@ -14,14 +14,15 @@ from helpers.recorded import SAMPLES
 from helpers.thorough import spread
 
 from tracetool.cli import run as command
-from tracetool.errors import DuplicateRank, IngestError, MalformedTrace, UnknownFormat
+from tracetool.errors import DuplicateRank, IngestError, MalformedTrace, NotARun, UnknownFormat
 from tracetool.ingestion import IngestOptions, discover, ingest
 
 SAMPLE = SAMPLES / "h100-1f1b"
 
 
-def _write(path: Path, rank: int, world: int = 4) -> Path:
-    events = [{"ph": "X", "cat": "kernel", "name": f"k{n}", "ts": 1732300000000000 + n, "dur": 1} for n in range(5)]
+def _write(path: Path, rank: int, world: int = 4, kernels: int = 5) -> Path:
+    times = range(1732300000000000, 1732300000000000 + kernels)
+    events = [{"ph": "X", "cat": "kernel", "name": f"k{n}", "ts": time_us, "dur": 1} for n, time_us in enumerate(times)]
     trace = {"schemaVersion": 1, "distributedInfo": {"rank": rank, "world_size": world}, "traceEvents": events}
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(trace), encoding="utf-8")
@@ -107,6 +108,26 @@ def test_a_run_in_a_folder_is_left_as_a_run(tmp_path: Path) -> None:
     assert again.manifest["left"] == [{"path": str(tmp_path / "traces" / "old.run"), "reason": "a Run"}]
     with pytest.raises(UnknownFormat, match="is a Run already"):
         discover([tmp_path / "traces" / "old.run"])
+
+
+def test_a_run_without_its_manifest_is_no_folder_of_traces(tmp_path: Path) -> None:
+    _write(tmp_path / "traces" / "a.json", 0)
+    whole = ingest([tmp_path / "traces"], tmp_path / "x.run")
+    (whole.path / "manifest.json").unlink()
+    with pytest.raises(NotARun, match="has the tables of a Run and no manifest"):
+        discover([whole.path])
+    # Tables of the straggler analysis are Parquet files, too.
+    _write(whole.path / "b.json", 1)
+    assert [source.rank for source in discover([whole.path]).sources] == [1]
+
+
+def test_of_a_recording_inside_the_folder_of_another_one_each_can_be_named(tmp_path: Path) -> None:
+    for folder, kernels in (("outer", 5), ("outer/inner", 6)):
+        _write(tmp_path / folder / "rank0.json", 0, kernels=kernels)
+    with pytest.raises(DuplicateRank) as caught:
+        ingest([tmp_path / "outer"], tmp_path / "x.run")
+    inner, outer = tmp_path / "outer" / "inner", f"{tmp_path / 'outer'}/*.json"
+    assert str(caught.value.hint) == f"these are several recordings: name one folder, as {inner}, {outer}"
 
 
 def test_another_tools_manifest_makes_no_run(tmp_path: Path) -> None:

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from tracetool.model.notice import Progress
 
 _RANK_IN_NAME = re.compile(r"rank[-_]?(\d{1,9})(?!\d)", re.IGNORECASE)
+_FOLDERS_NAMED = 4
 _KNOWN = (
     "tracetool reads torch.profiler (Kineto) JSON; exports of Nsight Systems; Ascend torch_npu, MindSpore and msprof "
     "output, text or databases; "
@@ -337,17 +338,17 @@ def _beside(item: DiscoveredSource, sources: Sequence[DiscoveredSource]) -> Disc
     return item
 
 
-_FOLDERS_NAMED = 4
-
-
 def _one_of(labels: Sequence[str]) -> str:
     """What to name instead of sources of one rank: of several recordings, each in a folder of its own, one folder."""
-    folders = list(dict.fromkeys(str(PurePath(label).parent) for label in labels))
-    if len(folders) < len(labels):
+    files = {path.parent: path for path in map(PurePath, labels)}
+    if len(files) < len(labels):
         return "name only one of them"
-    more = f" or {len(folders) - _FOLDERS_NAMED} more" if len(folders) > _FOLDERS_NAMED else ""
-    named = ", ".join(map(shlex.quote, folders[:_FOLDERS_NAMED]))
-    return f"these are several recordings: name one folder, as {named}{more}"
+    # A folder in which another one lies would be read with it.
+    outer = {parent for folder in files for parent in folder.parents}
+    ends = [f"/*{''.join(file.suffixes)}" if folder in outer else "" for folder, file in files.items()]
+    named = [shlex.quote(str(folder)) + end for folder, end in zip(files, ends, strict=True)]
+    more = f" or {len(named) - _FOLDERS_NAMED} more" if len(named) > _FOLDERS_NAMED else ""
+    return f"these are several recordings: name one folder, as {', '.join(named[:_FOLDERS_NAMED])}{more}"
 
 
 def job_conflicts(sources: list[DiscoveredSource]) -> Iterator[IngestError]:

@@ -38,6 +38,7 @@ def walk(
 
     Raises:
         IngestError: If a path does not exist.
+        NotARun: If a folder is a Run without its manifest.
         UnknownFormat: If a path is a pipe, socket or device, or a Run.
     """
     files: list[Path] = []
@@ -54,7 +55,14 @@ def walk(
         if stat.S_ISDIR(mode) and _holds_run(path):
             raise UnknownFormat(f"{given} is a Run already.", hint=f"use it: tracetool info {given}")
         if stat.S_ISDIR(mode):
-            files += _below(path, failed, left)
+            below = _below(path, failed, left)
+            tables = any(file.suffix == ".parquet" for file in below)
+            if tables and is_unfinished([file.relative_to(path).as_posix() for file in below]):
+                raise NotARun(
+                    f"{given} has the tables of a Run and no {MANIFEST}: it is not whole.",
+                    hint=f"ingest the traces again, to another name than {given}",
+                )
+            files += below
         elif stat.S_ISREG(mode):
             files.append(path)
             named.append(path)
