@@ -8,12 +8,16 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import pytest
 from helpers import synthetic
+from helpers.made_job import MadeJob
+from helpers.made_traces import write_job
 from helpers.notices import texts
 
 from tracetool.comparison import compare
+from tracetool.comparison.asked import compare as compare_runs
 from tracetool.comparison.sides import side_of
 from tracetool.comparison.values import Key
 from tracetool.ingestion.recording import Recording, make_recording, pipeline_of
+from tracetool.ingestion.runs import ingest
 from tracetool.model.notice import NoticeCode
 from tracetool.model.scenario import Scenario
 from tracetool.model.timeline import measure
@@ -119,3 +123,27 @@ def test_changes_of_replays_have_causes_over_their_links(tmp_path: Path, schedul
     (cause,) = (cause for cause in causes if cause.value)
     assert (cause.name, int(cause.value), int(rest.value)) == ("stage 2 B", replays[1] - replays[0], 0)
     assert replays[1] > replays[0]
+
+
+@pytest.mark.parametrize("slow", [2, 3])
+def test_of_pipelines_that_differ_that_with_the_slow_rank_is_compared(slow: int, tmp_path: Path) -> None:
+    """Two ranks on each of two stages share layers: of the peers that wait for the slow one none is blamed.
+
+    The step is longer by what ``made_job``'s simulator says, and that is the slow rank's but for what replay misses.
+    """
+    jobs = [MadeJob(pp=2, tp=2, microbatches=4, layers=1, steps=2, slow=of) for of in ({}, {slow: 1.2})]
+    steps = [write_job(tmp_path / f"{number}", job).step_ns[0] for number, job in enumerate(jobs)]
+    base, new = (ingest(tmp_path / f"{number}", tmp_path / f"{number}.run") for number in range(2))
+    done = compare_runs(base, new)
+    (line,) = [line for line in done.lines if line.key.text == "step_ns"]
+    assert (line.base, line.new) == tuple(steps)
+    cause = done.causes["step_ns"][0]
+    assert cause.name == f"rank {slow}"
+    missed = sum(float(one.value) for one in done.causes["step_ns"] if one.kind == "not replayed")
+    assert abs(missed) < 0.025 * steps[1]
+    assert float(cause.value) + missed == pytest.approx(steps[1] - steps[0], rel=0.01)
+    chosen = [side.sources[0].global_ranks for side in (done.base, done.new)]
+    assert chosen == [tuple(recording.global_ranks) for recording in done.base.recordings + done.new.recordings]
+    assert slow in chosen[0]
+    assert compare_runs(new, base).base.sources[0].global_ranks == chosen[0]
+    assert compare_runs(base, new, pipeline=0).base.sources[0].global_ranks == (0, 2)

@@ -27,8 +27,8 @@ from tracetool.errors import CheckFailed, ScenarioError
 
 if TYPE_CHECKING:
     from tracetool.comparison import Comparison
-    from tracetool.comparison.sides import Side
     from tracetool.reports.comparison.forms import Form
+    from tracetool.store.run import Run
 
 
 @click.command()
@@ -73,7 +73,12 @@ if TYPE_CHECKING:
     show_default=True,
     help="Greatest size of Markdown: a comment takes 64 kB, a job summary 1 MiB.",
 )
-@click.option("--pipeline", type=click.IntRange(0), default=0, metavar="N", help="Which of several pipelines, of Runs.")
+@click.option(
+    "--pipeline",
+    type=click.IntRange(0),
+    metavar="N",
+    help="Which of several pipelines, of Runs; default: of such that differ that with the slowest rank.",
+)
 @click.option("--json", "as_json", is_flag=True, help="The same as --format json.")
 @FORCE
 @VERBOSE
@@ -87,7 +92,7 @@ def compare(
     form: str | None,
     output: tuple[str, ...],
     max_bytes: int,
-    pipeline: int,
+    pipeline: int | None,
     *,
     accept: bool,
     informational: bool,
@@ -113,6 +118,7 @@ def compare(
     """
     from tracetool.comparison import compare as held_against
     from tracetool.comparison.limits import parse_limit
+    from tracetool.comparison.sides import compared_pipeline, side_of
     from tracetool.comparison.verdict import Rules
     from tracetool.reports import CallFacts
     from tracetool.reports.comparison.forms import form_named
@@ -129,8 +135,11 @@ def compare(
             raise ScenarioError(f"-o names {target.path} twice.", hint="give each form a file of its own")
     limits = [parse_limit(text) for text in fail_on]
     rules = Rules(alpha, parse_share_ratio(least_change))
+    items = [_items(side, quiet=quiet) for side in (base, new)]
+    if pipeline is None:
+        pipeline = compared_pipeline(*([item for _, item in side] for side in reversed(items)))
     done = held_against(
-        _side(base, pipeline, quiet=quiet), _side(new, pipeline, quiet=quiet),
+        *(side_of(side, pipeline=pipeline) for side in items),
         rules=rules, limits=limits, accept=accept, allow_inconclusive=allow_inconclusive, informational=informational,
     )  # fmt: skip
     if accept and done.gate == "workload":
@@ -169,16 +178,16 @@ def _target(text: str, *, force: bool) -> _Target:
     return _Target(form, path)
 
 
-def _side(text: str, pipeline: int, *, quiet: bool) -> Side:
-    from tracetool.comparison.sides import is_report, side_of
+def _items(text: str, *, quiet: bool) -> list[tuple[str, Run | Path]]:
+    """What a side names."""
+    from tracetool.comparison.sides import is_report
     from tracetool.ingestion.runs import open_run
 
     with ProgressBar(quiet=quiet) as progress:
-        items = [
+        return [
             (name or str(path), path if is_report(path) else open_run([path], progress))
             for name, path in named_paths(text)
         ]
-    return side_of(items, pipeline=pipeline)
 
 
 def _next(base: str, new: str, done: Comparison) -> str:

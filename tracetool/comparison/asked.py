@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from tracetool.comparison import compare as held_against
 from tracetool.comparison.limits import parse_limit
-from tracetool.comparison.sides import is_report, side_of
+from tracetool.comparison.sides import compared_pipeline, is_report, side_of
 from tracetool.comparison.verdict import Rules
 from tracetool.ingestion.runs import open_run
 from tracetool.store.run import Run
@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from tracetool.comparison import Comparison
-    from tracetool.comparison.sides import Side
 
 Compared = Run | Path | str
 
@@ -31,7 +30,7 @@ def compare(
     alpha: float = 0.01,
     accept: bool = False,
     allow_inconclusive: bool = False,
-    pipeline: int = 0,
+    pipeline: int | None = None,
 ) -> Comparison:
     """Compare Runs, raw traces or reports: what changed, whether that is certain, and why.
 
@@ -46,7 +45,8 @@ def compare(
         alpha: Chance at which the rank test calls equal sets different.
         accept: Whether results of the same traces may differ, for the tool has changed on purpose.
         allow_inconclusive: Whether limits hold that too few steps can tell.
-        pipeline: Which one of several side by side, of Runs.
+        pipeline: Which one of several side by side, of Runs; by default the one with the slowest rank of the new side,
+            else of the base, where pipelines differ.
 
     Returns:
         The comparison; ``failures`` says why it fails, and is empty if it does not.
@@ -63,13 +63,11 @@ def compare(
     """
     limits = [parse_limit(text) for text in ([fail_on] if isinstance(fail_on, str) else fail_on)]
     rules = Rules(alpha, parse_share_ratio(least_change))
-    sides = [_side(each, pipeline) for each in (base, new)]
+    items = [[_item(each) for each in ([side] if isinstance(side, Compared) else side)] for side in (base, new)]
+    if pipeline is None:
+        pipeline = compared_pipeline(*([item for _, item in side] for side in reversed(items)))
+    sides = [side_of(side, pipeline=pipeline) for side in items]
     return held_against(*sides, rules=rules, limits=limits, accept=accept, allow_inconclusive=allow_inconclusive)
-
-
-def _side(given: Compared | Sequence[Compared], pipeline: int) -> Side:
-    listed = [given] if isinstance(given, Compared) else given
-    return side_of([_item(each) for each in listed], pipeline=pipeline)
 
 
 def _item(given: Compared) -> tuple[str, Run | Path]:

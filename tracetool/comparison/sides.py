@@ -16,14 +16,15 @@ from tracetool.comparison.values import Key, Values, values_of
 from tracetool.errors import Option, ScenarioError
 from tracetool.ingestion.recording import Recording, recording_of
 from tracetool.model.notice import Notice, NoticeCode, Notices
+from tracetool.reconstruction.job import SlowRank, slow_ranks
+from tracetool.store.run import Run
 from tracetool.tables.run import SCHEMA_VERSION
 from tracetool.units import format_count, format_ranges, format_size
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from tracetool.comparison.report import ResultInfo
-    from tracetool.store.run import Run
 
 _ALIKE = 0.05
 """Kernels of an action may be more or fewer by that share: libraries choose. Beyond it the action is another one."""
@@ -184,6 +185,7 @@ def side_of(items: Sequence[tuple[str, Run | Path | Recording]], *, pipeline: in
         TraceToolError: If a Run holds no pipeline that could be reconstructed.
     """
     sources, named, reports = [], list[tuple[str, Recording]](), []
+    left_out: list[Notice] = []
     for given, item in items:
         # Names of files may hold anything: what is not printable could steer a terminal, or a runner of CI.
         name = "".join(sign if sign.isprintable() else "?" for sign in given)
@@ -192,6 +194,7 @@ def side_of(items: Sequence[tuple[str, Run | Path | Recording]], *, pipeline: in
             reports.append(report)
             if report.recording is not None:
                 named.append((name, report.recording))
+                left_out += _left_out(name, report.recording, ())
             run = report.run
             steps = [s.number for s in report.recording.steps] if report.recording else [report.step.number]
             ranks = tuple(run.global_ranks)
@@ -200,12 +203,13 @@ def side_of(items: Sequence[tuple[str, Run | Path | Recording]], *, pipeline: in
             )
             continue
         recording = item if isinstance(item, Recording) else recording_of(item, pipeline=pipeline)
+        slow = slow_ranks(item) if isinstance(item, Run) else ()
+        left_out += _left_out(name, recording, slow)
         version = SCHEMA_VERSION if isinstance(item, Recording) else str(item.manifest["schema_version"])
         named.append((name, recording))
         numbers = tuple(step.number for step in recording.steps)
         ranks = tuple(recording.global_ranks)
         sources.append(SideSource(name, recording.digest, recording.tool_version, version, numbers, ranks))
-    left_out = [notice for name, recording in named for notice in _left_out(name, recording)]
     check_one_job(named)
     recordings, notes = _each_once([recording for _, recording in named])
     values: dict[Key, Values] = dict(values_of(recordings))
@@ -231,15 +235,33 @@ def side_of(items: Sequence[tuple[str, Run | Path | Recording]], *, pipeline: in
     )
 
 
-def _left_out(name: str, recording: Recording) -> list[Notice]:
+def compared_pipeline(*sides: Iterable[Run | Path]) -> int:
+    """Of Runs whose pipelines differ the number of that with the slowest rank, in the first of the sides that has such.
+
+    Where pipelines are alike, the first stands for all; reports hold one that was chosen before.
+
+    Args:
+        sides: Runs, and paths of reports.
+    """
+    listed = [list(side) for side in sides]
+    if all(isinstance(item, Run) for side in listed for item in side):
+        for side in listed:
+            slow = [rank for item in side if isinstance(item, Run) for rank in slow_ranks(item)[:1]]
+            if slow:
+                return max(slow, key=lambda rank: rank.slower_ratio).pipeline
+    return 0
+
+
+def _left_out(name: str, recording: Recording, slow: Sequence[SlowRank]) -> list[Notice]:
     """What of the traces is not compared: a change there would not be seen."""
     notices = Notices()
     if recording.pipelines > 1:
+        slowest = f"; slowest is {slow[0]}" if slow else ""
         notices.add(
             NoticeCode.PIPELINES_LEFT_OUT,
             f"{name}: one of {recording.pipelines} pipelines side by side is compared (ranks "
             f"{format_ranges(recording.global_ranks)}), a change in another one is not seen: "
-            f"{Option.PIPELINE('N')} looks at it",
+            f"{Option.PIPELINE('N')} looks at it{slowest}",
         )
     steps = len(recording.steps)
     if recording.complete_steps is not None and recording.complete_steps > steps:

@@ -106,6 +106,37 @@ def sorted_pipelines(run: Run) -> SortedPipelines:
     return kept if isinstance(kept, SortedPipelines) else sort_pipelines(run)
 
 
+class SlowRank(NamedTuple):
+    """A rank whose kernels take longer than those of the other ranks of its stage.
+
+    Attributes:
+        rank: Global rank.
+        pipeline: Number of its pipeline.
+        slower_ratio: By how much, on average, as a share of what those take.
+    """
+
+    rank: int
+    pipeline: int
+    slower_ratio: float
+
+    def __str__(self) -> str:
+        """In words."""
+        return (
+            f"rank {self.rank} (pipeline {self.pipeline}): its kernels take {self.slower_ratio:.1%} longer than those "
+            "of the other ranks of its stage"
+        )
+
+
+def slow_ranks(run: Run) -> list[SlowRank]:
+    """Ranks that stand out in a job whose pipelines differ, the slowest first; none where they are alike."""
+    pipelines = sorted_pipelines(run)
+    if not pipelines.differ:
+        return []
+    of_rank = dict(run.rows("SELECT rank, pipeline FROM coordinates"))
+    slow = (SlowRank(rank, of_rank[rank], ratio) for rank, ratio in pipelines.slow_ranks.items())
+    return sorted(slow, key=lambda one: (-one.slower_ratio, one.rank))
+
+
 def sort_pipelines(run: Run) -> SortedPipelines:
     """Sort the pipelines of a Run by their costs, without a look at single actions."""
     ranks: dict[int, list[_RankCosts]] = defaultdict(list)

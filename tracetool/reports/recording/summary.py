@@ -12,7 +12,7 @@ from tracetool.model.notice import NoticeCode
 from tracetool.reconstruction.capture.coordinates import Coordinates
 from tracetool.reconstruction.capture.stand_ins import find_stand_ins
 from tracetool.reconstruction.closeup.slowdown import gap_shares
-from tracetool.reconstruction.job import sorted_pipelines
+from tracetool.reconstruction.job import slow_ranks
 from tracetool.reconstruction.steps.crossing import Collectives, CrossingMessages  # noqa: TC001 - msgspec reads them
 from tracetool.reports.recording.findings import Counts, Gap, count_tables, find_gaps
 from tracetool.tables.fields import doc, row_of
@@ -335,7 +335,7 @@ def run_summary(run: Run) -> SummaryInfo:
             "hint": observed.get("hint"),
             "stages": run.records("SELECT * FROM stages ORDER BY stage"),
         },
-        "slow_ranks": slow_ranks(run),
+        "slow_ranks": [cast("SlowRankInfo", slow._asdict()) for slow in slow_ranks(run)],
         "replayed": run.manifest.get("replayed"),
         "vendor_figures": run.count("vendor_figures"),
         "host_gaps": host_gaps(run, step),
@@ -373,16 +373,6 @@ def exposed_collectives(run: Run) -> list[ExposedInfo]:
         return []
     # What no action holds does not count: other ranks are not gone through.
     return cast("list[ExposedInfo]", run.of_ranks(ranks).records(_EXPOSED_SQL))
-
-
-def slow_ranks(run: Run) -> list[SlowRankInfo]:
-    """Ranks that stand out in a job whose pipelines differ, the slowest first; none where they are alike."""
-    pipelines = sorted_pipelines(run)
-    if not pipelines.differ:
-        return []
-    of_rank = dict(run.rows("SELECT rank, pipeline FROM coordinates"))
-    slowest = sorted(pipelines.slow_ranks.items(), key=lambda item: -item[1])
-    return [{"rank": rank, "pipeline": of_rank[rank], "slower_ratio": ratio} for rank, ratio in slowest]
 
 
 def host_gaps(run: Run, step: int | None) -> list[HostGapInfo]:
