@@ -12,6 +12,7 @@ from helpers.made_job import MadeJob
 from helpers.made_traces import write_job
 from helpers.notices import texts
 
+from tracetool.cli import run as command
 from tracetool.comparison import compare
 from tracetool.comparison.asked import compare as compare_runs
 from tracetool.comparison.sides import side_of
@@ -147,3 +148,14 @@ def test_of_pipelines_that_differ_that_with_the_slow_rank_is_compared(slow: int,
     assert slow in chosen[0]
     assert compare_runs(new, base).base.sources[0].global_ranks == chosen[0]
     assert compare_runs(base, new, pipeline=0).base.sources[0].global_ranks == (0, 2)
+
+
+def test_reports_of_pipelines_that_differ_hold_that_with_the_slow_rank(tmp_path: Path) -> None:
+    """Rank 3 is slow; of even pipelines, as those of the base, the first stands for all: rank 2 holds that stage."""
+    for name, slow in (("base", {}), ("new", {3: 1.2})):
+        write_job(tmp_path / name, MadeJob(pp=2, tp=2, microbatches=4, layers=1, steps=2, slow=slow))
+        assert command(["replay", str(tmp_path / name), "-q", "-o", str(tmp_path / f"{name}.json")]) == 0
+    for new in ("new.json", "new"):
+        done = compare_runs(tmp_path / "base.json", tmp_path / new)
+        assert done.causes["step_ns"][0].name == "rank 3 (base: 2)"
+    assert compare_runs(tmp_path / "new.json", tmp_path / "new.json").failures == ()

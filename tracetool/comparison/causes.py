@@ -159,14 +159,14 @@ def _change_words(sides: Sides, group: tuple[Part, ...]) -> tuple[CauseKind, str
         return _memory_words(base, new, part)
     if part.kind == "tail":
         before, after = (sum(p.duration_ns for p in side.ranks[part.rank].tail) for side in (base, new))
-        name = f"after the last backward on rank {base.ranks[part.rank].rank}"
+        name = f"after the last backward on {_rank_name(base, new, part.rank)}"
         return "tail", name, _from_to(before, after)
     beside, is_cause = _beside_words(sides, group)
     if len(group) > 1:
         position = base.observed.shape.rank_of(part.stage)
         ratios = {p: _ratio(base.stages[p.stage], new.stages[p.stage], p.action) - 1 for p in group}
         each = ", ".join(f"{p.stage}{p.action} {ratio:+.1%}" for p, ratio in ratios.items())
-        return "rank", f"rank {base.ranks[position].rank}", f"all its computes: {each}{beside}"
+        return "rank", _rank_name(base, new, position), f"all its computes: {each}{beside}"
     before_stage, after_stage = base.stages[part.stage], new.stages[part.stage]
     action = ActionKind(part.action)
     detail = "mean " + _from_to(_mean_ns(before_stage, action), _mean_ns(after_stage, action))
@@ -235,6 +235,12 @@ def subject(sides: Sides, key: Key) -> str:
     return "" if key.rank is None else f"rank {key.rank}"
 
 
+def _rank_name(base: Pipeline, new: Pipeline, position: int) -> str:
+    """A rank of the new side; with that of the base where pipelines of other ranks are compared."""
+    before, after = (side.ranks[position].rank for side in (base, new))
+    return f"rank {after}" if before == after else f"rank {after} (base: {before})"
+
+
 def _way(base: Pipeline, part: Part, arrow: str) -> str:
     """A link by the global ranks that it joins."""
     shape = base.observed.shape
@@ -262,7 +268,7 @@ def _link_words(base: Pipeline, new: Pipeline, group: tuple[Part, ...]) -> tuple
 def _memory_words(base: Pipeline, new: Pipeline, part: Part) -> tuple[CauseKind, str, str]:
     if part.stage < 0:
         before, after = (side.ranks[part.rank].static_bytes for side in (base, new))
-        name = f"static memory of rank {base.ranks[part.rank].rank}"
+        name = f"static memory of {_rank_name(base, new, part.rank)}"
     else:
         before, after = (side.stages[part.stage].activation_bytes() for side in (base, new))
         name = f"activations of stage {part.stage}"

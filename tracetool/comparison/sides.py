@@ -238,17 +238,15 @@ def side_of(items: Sequence[tuple[str, Run | Path | Recording]], *, pipeline: in
 def compared_pipeline(*sides: Iterable[Run | Path]) -> int:
     """Of Runs whose pipelines differ the number of that with the slowest rank, in the first of the sides that has such.
 
-    Where pipelines are alike, the first stands for all; reports hold one that was chosen before.
+    Where pipelines are alike, the first stands for all; reports hold one that was chosen when they were made.
 
     Args:
         sides: Runs, and paths of reports.
     """
-    listed = [list(side) for side in sides]
-    if all(isinstance(item, Run) for side in listed for item in side):
-        for side in listed:
-            slow = [rank for item in side if isinstance(item, Run) for rank in slow_ranks(item)[:1]]
-            if slow:
-                return max(slow, key=lambda rank: rank.slower_ratio).pipeline
+    for side in sides:
+        slow = [rank for item in side if isinstance(item, Run) for rank in slow_ranks(item)[:1]]
+        if slow:
+            return max(slow, key=lambda rank: rank.slower_ratio).pipeline
     return 0
 
 
