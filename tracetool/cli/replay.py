@@ -140,7 +140,7 @@ def report_stragglers(
         check_target(path, force=force)
     with ProgressBar(quiet=quiet) as progress:
         run = open_run(paths, progress)
-    with ProgressBar(quiet=quiet, doing="replaying", of="steps") as progress:
+    with ProgressBar(quiet=quiet, doing="equalizing", of="steps") as progress:
         result = find_stragglers(run, step, progress)
     named = " ".join(str(p) for p in paths)
     facts = run_facts(named, run.manifest, command_line())

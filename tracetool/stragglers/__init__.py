@@ -153,12 +153,13 @@ def find_stragglers(run: Run, step: int | None = None, progress: Progress | None
     Args:
         run: The Run, with all pipelines it holds: they meet at their collectives.
         step: Only this step; by default all complete ones.
-        progress: Told how many replays of steps there are, and how many are done.
+        progress: Told how much there is to work out (pipelines, their steps, then replays), and how much is done.
 
     Raises:
         TraceToolError: If no step can be reconstructed.
     """
-    steps, notes = _kept_steps(run) if step is None else _steps(run, step)
+    progress = progress or unasked()
+    steps, notes = _kept_steps(run, progress) if step is None else _steps(run, step, progress)
     result = stragglers_of(steps, notes, progress)
     return replace(result, notes=(*result.notes, *_notes(result)))
 
@@ -167,12 +168,12 @@ _KEPT = "job_steps"
 """What a Run keeps the costs of its steps as, of all of them, and what is to say of them."""
 
 
-def _kept_steps(run: Run) -> tuple[Sequence[JobStep], Sequence[Notice]]:
+def _kept_steps(run: Run, progress: Progress) -> tuple[Sequence[JobStep], Sequence[Notice]]:
     """The costs of all steps, as the Run keeps them: most of the first answer's time is to work them out."""
     kept = run.kept(_KEPT)
     if isinstance(kept, tuple):
         return cast("tuple[Sequence[JobStep], Sequence[Notice]]", kept)
-    made = _steps(run, None)
+    made = _steps(run, None, progress)
     # A question puts nothing on an object store, and a Run that nobody may write to answers all the same.
     if is_local(run.path) and not run.is_overlaid:
         with suppress(OSError):
@@ -181,9 +182,9 @@ def _kept_steps(run: Run) -> tuple[Sequence[JobStep], Sequence[Notice]]:
 
 
 @collecting_rarely()
-def _steps(run: Run, step: int | None) -> tuple[Sequence[JobStep], Sequence[Notice]]:
+def _steps(run: Run, step: int | None, progress: Progress) -> tuple[Sequence[JobStep], Sequence[Notice]]:
     account = Account()
-    return job_steps(run, step, account), list(account.notes)
+    return job_steps(run, step, account, progress), list(account.notes)
 
 
 def stragglers_of(

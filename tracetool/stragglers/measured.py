@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
 from tracetool.errors import MissingRank, Option, ReconstructError, ScheduleError, command_or_call
-from tracetool.model.notice import NoticeCode, SubjectKind
+from tracetool.model.notice import NoticeCode, Silent, SubjectKind
 from tracetool.model.timeline import RankOp
 from tracetool.reconstruction import reconstruct
 from tracetool.reconstruction.actions.transfers import check_counts
@@ -39,6 +39,7 @@ from tracetool.units import format_count, format_ranges
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from tracetool.model.notice import Progress
     from tracetool.model.pipeline import Pipeline
     from tracetool.model.timeline import Timeline
     from tracetool.reconstruction.actions import Segment
@@ -51,26 +52,30 @@ if TYPE_CHECKING:
 MOST_STEPS = 32
 
 
-def job_steps(run: Run, step: int | None, account: Account) -> list[JobStep]:
+def job_steps(run: Run, step: int | None, account: Account, progress: Progress | None = None) -> list[JobStep]:
     """The costs of the steps that all pipelines have complete.
 
     Args:
         run: The Run.
         step: Only this step; by default all, at most ``MOST_STEPS`` about the one of median length.
         account: Told what was left out.
+        progress: Told how many pipelines there are, then how many of their steps, and how many are worked out.
 
     Raises:
         TraceToolError: If no step of any pipeline can be reconstructed.
     """
+    progress = progress or Silent()
     survey = survey_run(run, Account())
     survey = replace(survey, run=survey.run.in_memory())
-    usable = _usable(run, survey, step, account)
+    progress.start(len(survey.pipelines))
+    usable = _usable(run, survey, step, account, progress)
     numbers = _numbers(usable, step, account)
     waits = CollectiveWaits(survey)
+    progress.start(len(usable) * len(numbers))
     of_pipelines = [
         steps
         for batch in _batches(usable, numbers, survey)
-        for steps in _batch_steps(run, batch, numbers, survey, waits)
+        for steps in _batch_steps(run, batch, numbers, survey, waits, progress)
     ]
     steps_of_job: list[JobStep] = []
     for number in numbers:
@@ -140,7 +145,12 @@ def _batches(usable: Sequence[_Usable], numbers: Sequence[int], survey: Survey) 
 
 
 def _batch_steps(
-    run: Run, batch: Sequence[_Usable], numbers: Sequence[int], survey: Survey, waits: CollectiveWaits
+    run: Run,
+    batch: Sequence[_Usable],
+    numbers: Sequence[int],
+    survey: Survey,
+    waits: CollectiveWaits,
+    progress: Progress,
 ) -> list[_Steps]:
     """The steps of pipelines that are read together."""
     ranks = [rank for one in batch for rank in one.group.ranks]
@@ -171,6 +181,7 @@ def _batch_steps(
                 bounds[number] |= _bounds(whole.segments, _after(whole.observed), spans[group, number])
         except (ReconstructError, ScheduleError) as error:
             errors[group][number] = error
+        progress.advance(1)
     collectives = collectives_around(narrowed, bounds, waits)
     kernels = ComputeKernels(narrowed, ranks, survey.kernels)
 
@@ -212,12 +223,13 @@ def _readings(survey: Survey, step: int | None) -> dict[PipelineGroup, StepReadi
     return readings
 
 
-def _usable(run: Run, survey: Survey, step: int | None, account: Account) -> list[_Usable]:
+def _usable(run: Run, survey: Survey, step: int | None, account: Account, progress: Progress) -> list[_Usable]:
     """The pipelines that can be reconstructed; of the first one, every note counts."""
     usable: list[_Usable] = []
     problem = None
     readings = _readings(survey, step)
     for number, group in enumerate(survey.pipelines):
+        progress.advance(1)
         try:
             reading = readings.pop(group, None)
             recorded = reconstruct(run, step=step, pipeline=number, survey=survey, account=Account(), reading=reading)
