@@ -7,37 +7,28 @@ meet in a gradient reduction; stage 0 is through last.
 
 from __future__ import annotations
 
-from collections import Counter
 from dataclasses import replace
 from random import Random
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
-from helpers.made_job import MadeJob
-from helpers.made_traces import write_job
 from helpers.synthetic import pipeline
 from helpers.thorough import drawn
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tracetool.ingestion.runs import ingest
 from tracetool.model.action import ActionKind, CollectiveUse
 from tracetool.model.pipeline import P2P_MODES
 from tracetool.reconstruction.capture import Account
-from tracetool.reconstruction.capture.survey import Survey
-from tracetool.reconstruction.recorded_step import RecordedStep
-from tracetool.store.query import Lens
-from tracetool.stragglers import find_stragglers, stragglers_of
+from tracetool.stragglers import stragglers_of
 from tracetool.stragglers.equalize import Averages, places
 from tracetool.stragglers.many import CompiledOrders, ManyReplays
 from tracetool.stragglers.step import Frame, JobStep, OutsideStretch, StepReplay, numbered
 from tracetool.stragglers.together import put_together
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-    from functools import cached_property
-    from pathlib import Path
+    from collections.abc import Sequence
 
     from tracetool.model.pipeline import P2PMode, Pipeline, StageProfile
     from tracetool.stragglers import Stragglers, Suspect
@@ -130,7 +121,7 @@ def test_a_slow_rank_is_a_straggler_and_a_slow_stage_a_matter_of_the_cut() -> No
     assert stage is not None
     assert (rank.rank, rank.stage, stage.stage) == (7, 3, 3)
     mean = F + B + 3 * SLOWER / 2
-    assert rank.compute_ratio == pytest.approx((F + B + 2 * SLOWER) / mean - 1)
+    assert rank.compute_ratio == pytest.approx((F + B + 2 * SLOWER) / (F + B + SLOWER) - 1)
     assert stage.compute_ratio == pytest.approx(mean / (F + B + 3 * SLOWER / 8) - 1)
     # Uneven stages alone are no stragglers, and of one rank per stage nobody can tell.
     cut = stragglers_of([job([slow, slow], [even(B)] * 2)])
@@ -138,6 +129,21 @@ def test_a_slow_rank_is_a_straggler_and_a_slow_stage_a_matter_of_the_cut() -> No
     assert cut.slow_rank is not None
     assert cut.slow_rank.compute_ratio == 0
     assert stragglers_of([job([slower], [even(B)])]).slow_rank is None
+
+
+def test_one_slow_rank_of_three_is_no_matter_of_the_cut() -> None:
+    """Its stage takes what the median one of its ranks takes: with ranks alike, the step is that of equal stages."""
+    slow = even(F)
+    slow[-1] = [F + SLOWER] * M
+    result = stragglers_of([job([even(F), slow, even(F)], [even(B)] * 3)])
+    (step,) = result.steps
+    assert step.measured_ns == last_slowest_ns(F + B, M * (F + B + SLOWER))
+    assert step.alike_ns == (M + P - 1) * (F + B) + ENDS
+    rank, stage = result.slow_rank, result.slow_stage
+    assert rank is not None
+    assert stage is not None
+    assert (rank.rank, rank.compute_ratio) == (7, pytest.approx(SLOWER / (F + B)))
+    assert stage.compute_ratio == 0
 
 
 def test_what_costs_the_same_is_in_the_order_of_names_whatever_the_tables_order() -> None:
@@ -376,38 +382,3 @@ def test_meetings_in_different_orders_are_replayed_one_at_a_time() -> None:
     assert none is None
     (times,) = stragglers_of([step]).steps
     assert times.measured_ns == StepReplay().step_ns(step) == (M + 1) * (F + B) + 200
-
-
-def test_twice_the_pipelines_are_read_by_as_many_queries_of_kernels(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Two for all pipelines and steps: the first look at each, then all of them; the survey's index is made once.
-
-    A Timeline is made of the first look at each pipeline, and of no step that is looked at with others.
-    """
-    asked: Counter[str] = Counter()
-    before, index = Lens._asked, cast("cached_property[object]", vars(Survey)["moved_ns"])
-    observed = cast("cached_property[object]", vars(RecordedStep)["observed"])
-    indexed, timed = index.func, observed.func
-
-    def counted(self: Lens, sql: str, ask: Callable[..., Any]) -> object:
-        asked["kernels"] += "launched AS" in sql
-        return before(self, sql, ask)
-
-    def counted_index(self: Survey) -> object:
-        asked["index"] += 1
-        return indexed(self)
-
-    def counted_timeline(self: RecordedStep) -> object:
-        asked["timelines"] += 1
-        return timed(self)
-
-    monkeypatch.setattr(Lens, "_asked", counted)
-    monkeypatch.setattr(observed, "func", counted_timeline)
-    monkeypatch.setattr(index, "func", counted_index)
-    for pipelines in (2, 4):
-        write_job(tmp_path / f"{pipelines}", MadeJob(pp=2, dp=pipelines, steps=3))
-        run = ingest(tmp_path / f"{pipelines}", tmp_path / f"{pipelines}.run")
-        asked.clear()
-        assert len(find_stragglers(run).ranks) == pipelines
-        assert asked == {"kernels": 2, "index": 1, "timelines": pipelines}

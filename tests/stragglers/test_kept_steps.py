@@ -1,18 +1,24 @@
-"""The costs of a job's steps are worked out once: a Run keeps them for the questions that follow."""
+"""The costs of a job's steps are worked out once, of all pipelines together: a Run keeps them for further questions."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections import Counter
+from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 from helpers.made_job import MadeJob
 from helpers.made_traces import write_job
 
 from tracetool import ingest, stragglers
+from tracetool.reconstruction.capture.survey import Survey
+from tracetool.reconstruction.recorded_step import RecordedStep
+from tracetool.store.query import Lens
 from tracetool.store.run import Run
 from tracetool.stragglers import find_stragglers
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+    from functools import cached_property
     from pathlib import Path
 
 
@@ -63,3 +69,38 @@ def test_nothing_is_kept_of_tables_that_queries_changed(made: Run) -> None:
     (made.path / "job_steps.kept").unlink()
     find_stragglers(fewer)
     assert not list(made.path.glob("job_steps*"))
+
+
+def test_twice_the_pipelines_are_read_by_as_many_queries_of_kernels(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two for all pipelines and steps: the first look at each, then all of them; the survey's index is made once.
+
+    A Timeline is made of the first look at each pipeline, and of no step that is looked at with others.
+    """
+    asked: Counter[str] = Counter()
+    before, index = Lens._asked, cast("cached_property[object]", vars(Survey)["moved_ns"])
+    observed = cast("cached_property[object]", vars(RecordedStep)["observed"])
+    indexed, timed = index.func, observed.func
+
+    def counted(self: Lens, sql: str, ask: Callable[..., Any]) -> object:
+        asked["kernels"] += "launched AS" in sql
+        return before(self, sql, ask)
+
+    def counted_index(self: Survey) -> object:
+        asked["index"] += 1
+        return indexed(self)
+
+    def counted_timeline(self: RecordedStep) -> object:
+        asked["timelines"] += 1
+        return timed(self)
+
+    monkeypatch.setattr(Lens, "_asked", counted)
+    monkeypatch.setattr(observed, "func", counted_timeline)
+    monkeypatch.setattr(index, "func", counted_index)
+    for pipelines in (2, 4):
+        write_job(tmp_path / f"{pipelines}", MadeJob(pp=2, dp=pipelines, steps=3))
+        run = ingest(tmp_path / f"{pipelines}", tmp_path / f"{pipelines}.run")
+        asked.clear()
+        assert len(find_stragglers(run).ranks) == pipelines
+        assert asked == {"kernels": 2, "index": 1, "timelines": pipelines}

@@ -348,7 +348,8 @@ def _notes(result: Stragglers) -> list[Notice]:
         over = "ranks, stages and microbatches of this step alone (over more steps its equalized time may differ)"
     sentence = (
         "equalized: compute takes the mean of its kind, communication the median of its transfer times, over "
-        f"{over}; the work stays the same, so uneven stages (a head, more layers) count, too",
+        f"{over}; the work stays the same, so uneven stages (a head, more layers) count, too; what stragglers cost is "
+        "beside the median rank of each stage",
         "a slowdown compares steps without host gaps ahead of and after the pipeline",
     )
     notes = [Notice(NoticeCode.EQUALIZED, text) for text in sentence]

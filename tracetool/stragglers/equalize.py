@@ -67,38 +67,46 @@ class Averages:
 
     Args:
         steps: At least one.
-        by_stage: Each stage's own: then what is equal is the ranks that hold the same stage, and microbatches.
+        by_stage: Each stage's own, that of the median one of the ranks that hold it: what one of several takes beyond
+            the others is no matter of the stage.
     """
 
     def __init__(self, steps: Sequence[JobStep], *, by_stage: bool = False) -> None:
         self._by_stage = by_stage
-        computes: dict[_Of, list[int]] = defaultdict(list)
+        computes: dict[_Of, dict[int, list[int]]] = defaultdict(lambda: defaultdict(list))
         sent: dict[_Of, list[int]] = defaultdict(list)
         collectives: dict[tuple[_Of, int], list[int]] = defaultdict(list)
-        loads: dict[_Of, list[int]] = defaultdict(list)
+        loads: dict[_Of, dict[int, list[int]]] = defaultdict(lambda: defaultdict(list))
         for step, number, pipeline in _pipelines(steps):
             for stage in pipeline.stages:
+                rank = rank_of(pipeline, stage.stage)
                 for kind in stage.costs:
-                    computes[self._of(stage.stage, name_of(stage, kind))] += step.own_ns(number, stage.stage, kind)
+                    of = self._of(stage.stage, name_of(stage, kind))
+                    computes[of][rank] += step.own_ns(number, stage.stage, kind)
                 for kind in _sends(pipeline, stage.stage):
                     is_forward = kind is ActionKind.FORWARD
                     times = stage.forward_transfer_ns if is_forward else stage.backward_transfer_ns
                     sent[self._of(stage.stage, SENT[kind])].append(times)
-        for at, parts in _all_parts(steps):
+        for rank, at, parts in _all_parts(steps):
             for part in parts:
                 if part.kind == "collective":
                     collectives[self._of(at, part.name), part.number].append(part.duration_ns)
             for name, total in _loads(parts).items():
-                loads[self._of(at, name)].append(total)
-        means = {of: _mean(times) for of, times in computes.items()}
-        self._computes = means if by_stage else _conserved(means, computes)
+                loads[self._of(at, name)][rank].append(total)
+        self._computes = self._typical(computes) if by_stage else _conserved(self._typical(computes), computes)
         self._sent = {of: round(median(times)) for of, times in sent.items()}
         self._collectives = {key: round(median(times)) for key, times in collectives.items()}
-        self._loads = {of: _mean(totals) for of, totals in loads.items()}
+        self._loads = self._typical(loads)
 
     def _of(self, stage: int | None, name: str) -> _Of:
         """What has one time."""
         return (stage if self._by_stage else None), name
+
+    def _typical(self, times: Mapping[_Of, Mapping[int, Sequence[int]]]) -> dict[_Of, int]:
+        """The one time of each, from times by rank."""
+        if self._by_stage:
+            return {of: round(median(map(_mean, ranks.values()))) for of, ranks in times.items()}
+        return {of: _mean([ns for of_rank in ranks.values() for ns in of_rank]) for of, ranks in times.items()}
 
     def apply(self, step: JobStep, chosen: Callable[[Where], bool]) -> JobStep:
         """A step with the one time of its kind for every operation that is chosen."""
@@ -236,13 +244,13 @@ def name_of(stage: StageProfile, kind: ActionKind) -> str:
     return _NAMES[kind]
 
 
-def _all_parts(steps: Iterable[JobStep]) -> Iterable[tuple[int | None, tuple[OutsideStretch, ...]]]:
-    """What each rank does around its computes, with its stage where it has one alone."""
+def _all_parts(steps: Iterable[JobStep]) -> Iterable[tuple[int, int | None, tuple[OutsideStretch, ...]]]:
+    """What each rank does around its computes, with its number, and its stage where it has one alone."""
     for step in steps:
         for pipeline, frames in zip(step.pipelines, step.frames, strict=True):
-            for position, frame in enumerate(frames):
+            for position, (frame, profile) in enumerate(zip(frames, pipeline.ranks, strict=True)):
                 at = position if pipeline.observed.shape.chunks == 1 else None
-                yield at, (*frame.head, *frame.tail)
+                yield profile.rank, at, (*frame.head, *frame.tail)
 
 
 def _loads(parts: Iterable[OutsideStretch]) -> dict[str, int]:
@@ -254,25 +262,26 @@ def _loads(parts: Iterable[OutsideStretch]) -> dict[str, int]:
     return totals
 
 
-def _conserved(means: Mapping[_Of, int], costs: Mapping[_Of, Sequence[int]]) -> dict[_Of, int]:
+def _conserved(means: Mapping[_Of, int], costs: Mapping[_Of, Mapping[int, Sequence[int]]]) -> dict[_Of, int]:
     """The means, with one whole backward for all where some stages run it in halves and some do not."""
     whole, inputs, weights = ((None, _NAMES[kind]) for kind in (ActionKind.BACKWARD, *_HALVES))
     if not (whole in means and inputs in means and weights in means):
         return dict(means)
-    times = {name: sum(costs[name]) for name in (whole, inputs, weights)}
-    backwards = len(costs[whole]) + len(costs[inputs])
+    times = {name: sum(map(sum, costs[name].values())) for name in (whole, inputs, weights)}
+    backwards = sum(map(len, (*costs[whole].values(), *costs[inputs].values())))
     one = sum(times.values()) // backwards
     half = one * times[inputs] // (times[inputs] + times[weights])
     return {**means, whole: one, inputs: half, weights: one - half}
 
 
 class SlowPlace(NamedTuple):
-    """A stage beside the others, or a rank beside those of the same stage.
+    """A stage beside all of them, or a rank beside the others of its stage.
 
     Attributes:
         stage: The stage.
         rank: Its global rank; None of a stage.
-        compute_ratio: How much longer it computes than they do on average: 0 for as long.
+        compute_ratio: How much longer it computes: a stage, by the median one of its ranks, than the mean one; a rank
+            than the others on average. 0 for as long.
     """
 
     stage: int
@@ -281,25 +290,23 @@ class SlowPlace(NamedTuple):
 
 
 def slowest_places(steps: Sequence[JobStep]) -> tuple[SlowPlace | None, SlowPlace | None]:
-    """The stage that computes longest beside the mean one, and the rank beside the mean of its stage's ranks.
+    """The stage that computes longest beside the mean one, and the rank beside the others of its stage.
 
     None where there is no other to compare with.
     """
-    by_rank: dict[tuple[int, int], int] = defaultdict(int)
+    by_stage: dict[int, dict[int, int]] = defaultdict(lambda: defaultdict(int))
     for step, number, pipeline in _pipelines(steps):
         for stage in pipeline.stages:
             own = (ns for kind in stage.costs for ns in step.own_ns(number, stage.stage, kind))
-            by_rank[stage.stage, rank_of(pipeline, stage.stage)] += sum(own)
-    by_stage: dict[int, list[int]] = defaultdict(list)
-    for (stage_number, _), ns in by_rank.items():
-        by_stage[stage_number].append(ns)
-    means = {number: sum(ns) / len(ns) for number, ns in by_stage.items()}
-    mean = sum(means.values()) / max(1, len(means))
-    stages = [SlowPlace(number, None, ns / mean - 1) for number, ns in means.items()] if len(means) > 1 and mean else []
+            by_stage[stage.stage][rank_of(pipeline, stage.stage)] += sum(own)
+    typical = {number: median(ranks.values()) for number, ranks in by_stage.items()}
+    mean = sum(typical.values()) / max(1, len(typical))
+    stages = [SlowPlace(n, None, ns / mean - 1) for n, ns in typical.items()] if len(typical) > 1 and mean else []
     ranks = [
-        SlowPlace(number, rank, ns / means[number] - 1)
-        for (number, rank), ns in by_rank.items()
-        if len(by_stage[number]) > 1 and means[number]
+        SlowPlace(number, rank, ns * (len(of_stage) - 1) / others - 1)
+        for number, of_stage in by_stage.items()
+        for rank, ns in of_stage.items()
+        if (others := sum(of_stage.values()) - ns)
     ]
     slowest = [max(places, key=lambda p: p.compute_ratio, default=None) for places in (stages, ranks)]
     return slowest[0], slowest[1]

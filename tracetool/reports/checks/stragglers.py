@@ -47,7 +47,9 @@ class SlowPlaceInfo(msgspec.Struct, kw_only=True):
 
     stage: Annotated[int, doc("The stage.")]
     rank: Annotated[int | None, doc("Its global rank; null of a stage.")]
-    compute_ratio: Annotated[float, doc("How much longer it computes than they do on average: 0 for as long.")]
+    compute_ratio: Annotated[
+        float, doc("How much longer it computes than the mean stage, or the other ranks: 0 for as long.")
+    ]
 
 
 class SuspectInfo(msgspec.Struct, kw_only=True):
@@ -164,12 +166,13 @@ def _sentences(result: Stragglers) -> list[str]:
     )
     gained = f"Equal ranks and stages would take {format_duration(equalized)} a step instead of "
     lines = [f"{gained}{format_duration(measured)} ({equalized / measured - 1:+.1%})."]
+    gain = measured - equalized
     if result.slow_stage is not None:
         lines.append(
-            f"Uneven stages, a matter of the cut, cost {_cost(alike - equalized)}: stage "
+            f"Uneven stages, a matter of the cut, cost {_cost(alike - equalized, gain)}: stage "
             f"{result.slow_stage.stage} computes {result.slow_stage.compute_ratio:.1%} longer than the mean one."
         )
-    sentence = f"Stragglers, slow beside what their stage takes on average, cost {_cost(measured - alike)}: "
+    sentence = f"Stragglers, slow beside the median rank of their stage, cost {_cost(measured - alike, gain)}: "
     slow = result.slow_rank
     if slow is None:
         return [
@@ -178,7 +181,7 @@ def _sentences(result: Stragglers) -> list[str]:
         ]
     if slow.compute_ratio < _SLOWER:
         return [*lines, f"{sentence}of microbatches alone, as no rank is slower than the others of its stage."]
-    beside = f"{slow.compute_ratio:.1%} longer than the ranks of stage {slow.stage} do on average"
+    beside = f"{slow.compute_ratio:.1%} longer than the other ranks of stage {slow.stage}"
     lines.append(f"{sentence}rank {slow.rank} computes {beside}.")
     if any(note.code is NoticeCode.PEERS_UNKNOWN for note in result.notes):
         lines.append(
@@ -188,8 +191,9 @@ def _sentences(result: Stragglers) -> list[str]:
     return lines
 
 
-def _cost(ns: int) -> str:
-    return f"{format_duration(ns)} of it" if ns > 0 else "nothing"
+def _cost(ns: int, gain_ns: int) -> str:
+    """What of a gain something costs; by itself where it is more: the mean that all get has the slow ones in it."""
+    return f"{format_duration(ns)}{' of it' if ns <= gain_ns else ''}" if ns > 0 else "nothing"
 
 
 def _parts_table(result: Stragglers) -> list[str]:
