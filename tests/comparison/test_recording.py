@@ -158,4 +158,6 @@ def test_reports_of_pipelines_that_differ_hold_that_with_the_slow_rank(tmp_path:
     for new in ("new.json", "new"):
         done = compare_runs(tmp_path / "base.json", tmp_path / new)
         assert done.causes["step_ns"][0].name == "rank 3 (base: 2)"
+        # Ranks stand against those of the same place, by whose numbers they go.
+        assert {line.key.rank for line in done.lines if line.key.rank is not None and line.new_count} == {0, 2}
     assert compare_runs(tmp_path / "new.json", tmp_path / "new.json").failures == ()

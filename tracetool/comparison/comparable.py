@@ -13,17 +13,16 @@ from typing import TYPE_CHECKING
 
 from tracetool.comparison.reported import differing
 from tracetool.comparison.sides import differences, work_of
-from tracetool.comparison.values import Values
+from tracetool.comparison.values import Key, Values
 from tracetool.ingestion.recording import pipeline_of
 from tracetool.model.notice import Notice, NoticeCode, Notices, SubjectKind
 from tracetool.model.pipeline import ActionCost, Pipeline, StageProfile, TailPart
 from tracetool.units import format_count, format_ranges
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from tracetool.comparison.sides import ReportedReplay, Side
-    from tracetool.comparison.values import Key
     from tracetool.ingestion.recording import Recording
     from tracetool.model.action import ActionKind
     from tracetool.model.pipeline import RankProfile
@@ -68,7 +67,10 @@ def comparable(base: Side, new: Side) -> tuple[Side, Side, Notices, list[str]]:
     if works[0].stages != works[1].stages:
         base, new = (_without(side, lambda key: key.metric in _OF_STAGES) for side in (base, new))
         why += "; a stage of one is none of the other's: actions and messages are not compared"
-    if works[0].global_ranks != works[1].global_ranks:
+    if works[0].global_ranks != works[1].global_ranks and works[0].shape == works[1].shape:
+        new = _renamed(new, dict(zip(works[1].global_ranks, works[0].global_ranks, strict=True)))
+        why += "; each rank stands against that of the same place in the base's pipeline, by whose number it goes"
+    elif works[0].global_ranks != works[1].global_ranks:
         base, new = (_without(side, lambda key: key.rank is not None) for side in (base, new))
         why += "; what single ranks hold and do at the end is not compared"
     if why:
@@ -191,6 +193,15 @@ def _devices(base: Side, new: Side) -> list[str]:
 
 def _without(side: Side, is_of: Callable[[Key], bool]) -> Side:
     return replace(side, values={key: values for key, values in side.values.items() if not is_of(key)})
+
+
+def _renamed(side: Side, ranks: Mapping[int, int]) -> Side:
+    """A side whose ranks go by other numbers."""
+    values = {
+        key if key.rank is None else Key.of_rank(key.metric, ranks.get(key.rank, key.rank)): values
+        for key, values in side.values.items()
+    }
+    return replace(side, values=values)
 
 
 def typical(recordings: Sequence[Recording]) -> Pipeline:
