@@ -27,14 +27,14 @@ if TYPE_CHECKING:
 
 SLOW, SLOWER = 6, 0.2
 """A rank of stage 1, and by how much its kernels take longer."""
-PARALLEL = {"tensor": (2, 1), "context": (1, 2)}
-"""Ranks of a tensor group, and of a context group."""
+PARALLEL = {"tensor": (2, 1, 2), "context": (1, 2, 2), "both": (2, 2, 1)}
+"""Ranks of a tensor group, of a context group and of a data-parallel one."""
 MEAN = 1 + SLOWER / 16
 
 
 def made_job(parallel: str, slow: Mapping[int, float]) -> MadeJob:
-    tp, cp = PARALLEL[parallel]
-    return MadeJob(pp=4, dp=2, tp=tp, cp=cp, microbatches=6, layers=1, slow=slow)
+    tp, cp, dp = PARALLEL[parallel]
+    return MadeJob(pp=4, dp=dp, tp=tp, cp=cp, microbatches=6, layers=1, slow=slow)
 
 
 @cache
@@ -70,10 +70,10 @@ def test_a_slow_rank_is_blamed_and_its_peers_are_not(parallel: str, tmp_path: Pa
     assert all(s.saved_ns <= 0 and s.alone_ratio == pytest.approx(1, abs=0.001) for s in others)
 
 
-@pytest.mark.parametrize("parallel", PARALLEL)
+@pytest.mark.parametrize("parallel", ["tensor", "context"])
 def test_without_its_waits_an_action_takes_its_kernels_and_transfers(parallel: str, tmp_path: Path) -> None:
     """Of drawn times, to the ns: what is left is what the simulator drew, from the first kernel to the last one."""
-    tp, cp = PARALLEL[parallel]
+    tp, cp, _ = PARALLEL[parallel]
     job = MadeJob(pp=2, dp=1, tp=tp, cp=cp, microbatches=3, layers=2, jitter_ratio=0.1, slow={2: 1.3})
     simulated = write_job(tmp_path / "traces", job)
     run = ingest(tmp_path / "traces", tmp_path / "x.run")

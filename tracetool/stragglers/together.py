@@ -167,7 +167,7 @@ def _parts(pipelines: Sequence[Pipeline], inside: Sequence[InsideWaits]) -> Iter
             shapes = {(pipelines[n].observed.shape, frozenset(of_stage[n].costs)) for n in numbers}
             uses = {use.group_ranks for n in numbers for uses in of_stage[n].collectives.values() for use in uses}
             waits = [inside[n].get((stage, kind), ()) for n in numbers for kind in of_stage[n].costs]
-            yield stage, numbers, len(shapes) == 1 and None not in waits and known.issuperset(*uses)
+            yield stage, numbers, len(shapes) == 1 and None not in waits and all(map(known.issuperset, uses))
 
 
 def taken_together(took: Int64s, before: Int64s, now: Int64s, all_typical: Bools) -> Int64s:
