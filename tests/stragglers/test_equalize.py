@@ -354,7 +354,7 @@ def test_many_what_ifs_at_once_are_each_by_itself(
         replace(one, stages=tuple(_meeting(s) for s in one.stages[:shared]) + one.stages[shared:]) for one in pipelines
     ]
     together = put_together(pipelines, inside, Account())
-    assert len(together.peers) == 2 * shared
+    assert len(together.peers) == 2 * 2 * shared
     step = replace(made, pipelines=together.pipelines, frames=frames, own=together.own, peers=together.peers)
     averages = Averages([step])
     every = places([step])

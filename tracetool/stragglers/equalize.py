@@ -175,7 +175,7 @@ class Averages:
         import numpy as np
 
         before, now, are_chosen = [], [], []
-        for peer in step.peers.get((number, stage), (number,)):
+        for peer in step.peers.get((number, stage, kind), (number,)):
             pipeline = step.pipelines[peer]
             typical, name = self.typical_compute(pipeline.stages[stage], kind)
             are_chosen.append(chosen(Where(peer, rank_of(pipeline, stage), stage, name)))

@@ -125,14 +125,14 @@ class ManyReplays:
         actions: list[int] = []
         for stage in pipeline.stages:
             for kind in stage.costs:
-                peers = self._step.peers.get((number, stage.stage), (number,))
+                peers = self._step.peers.get((number, stage.stage, kind), (number,))
                 typical, name = averages.typical_compute(stage, kind)
                 where = Where(number, ranks[stage.stage], stage.stage, name)
                 self._shared[peers, stage.stage, kind][number] = [
                     add(ns, typical, where) for ns in self._step.own_ns(number, stage.stage, kind)
                 ]
         for action in of.compiled.graph.flow.actions:
-            peers = self._step.peers.get((number, action.stage), (number,))
+            peers = self._step.peers.get((number, action.stage, action.kind), (number,))
             actions.append(self._shared[peers, action.stage, action.kind][number][action.microbatch])
         messages = []
         for way in of.compiled.ways:

@@ -14,7 +14,7 @@ from tracetool.replays.flow import Dataflow
 from tracetool.replays.tail import run_tails
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Sequence
 
     from tracetool.model.pipeline import Pipeline, StageProfile
     from tracetool.model.timeline import Op
@@ -44,6 +44,9 @@ class OutsideStretch:
 OwnTimes = dict[tuple[int, ActionKind], tuple[int, ...]]
 """By stage and kind, what each action takes on its rank without waits for ranks that share its layers, in ns."""
 
+Peers = dict[tuple[int, int, ActionKind], tuple[int, ...]]
+"""By pipeline, stage and kind of actions in which ranks meet that share layers, the pipelines of these ranks."""
+
 Parts = tuple[OutsideStretch, ...]
 
 
@@ -70,7 +73,7 @@ class JobStep:
         pipelines: One per pipeline; their ranks' own tails are not used.
         frames: Per pipeline, one per pipeline rank.
         own: Per pipeline, own times of ranks that share layers; empty if none do.
-        peers: By pipeline and stage, the pipelines whose ranks share its layers, itself among them; likewise.
+        peers: By pipeline, stage and kind, the pipelines whose ranks meet in its actions, itself among them; likewise.
     """
 
     number: int
@@ -78,7 +81,7 @@ class JobStep:
     pipelines: tuple[Pipeline, ...]
     frames: tuple[tuple[Frame, ...], ...]
     own: tuple[OwnTimes, ...] = ()
-    peers: Mapping[tuple[int, int], tuple[int, ...]] = field(default_factory=dict)
+    peers: Peers = field(default_factory=dict)
 
     def own_ns(self, number: int, stage: int, kind: ActionKind) -> tuple[int, ...]:
         """What a stage's actions of a kind take without waits for ranks that share its layers, by microbatch.

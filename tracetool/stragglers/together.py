@@ -27,8 +27,7 @@ if TYPE_CHECKING:
     from tracetool.reconstruction.capture import Account
     from tracetool.reconstruction.recorded_step import RecordedStep
     from tracetool.replays.flow import Bools, Int64s
-    from tracetool.stragglers.step import OwnTimes
-
+    from tracetool.stragglers.step import OwnTimes, Peers
 
 InsideWaits = dict[tuple[int, ActionKind], tuple[int, ...] | None]
 """By stage and kind, what each action waited in its collectives, by microbatch, in ns; None if that is unknown."""
@@ -99,12 +98,12 @@ class Together(NamedTuple):
         pipelines: Their costs.
         own: Per pipeline, by stage and kind, what each action takes by itself, by microbatch; only of ranks that share
             layers.
-        peers: By pipeline and stage, the pipelines whose ranks share its layers, itself among them; likewise.
+        peers: By pipeline, stage and kind, the pipelines whose ranks meet in its actions, itself among them; likewise.
     """
 
     pipelines: tuple[Pipeline, ...]
     own: tuple[OwnTimes, ...]
-    peers: dict[tuple[int, int], tuple[int, ...]]
+    peers: Peers
 
 
 def put_together(pipelines: Sequence[Pipeline], inside: Sequence[InsideWaits], account: Account) -> Together:
@@ -117,16 +116,18 @@ def put_together(pipelines: Sequence[Pipeline], inside: Sequence[InsideWaits], a
     """
     own: list[OwnTimes] = [{} for _ in pipelines]
     stages = [list(one.stages) for one in pipelines]
-    peers: dict[tuple[int, int], tuple[int, ...]] = {}
+    peers: Peers = {}
     unknown: set[int] = set()
     for stage, part, are_known in _parts(pipelines, inside):
         if not are_known:
             unknown |= {rank_of(pipelines[number], stage) for number in part}
         elif len(part) > 1:
-            peers |= {(number, stage): part for number in part}
             for kind in pipelines[part[0]].stages[stage].costs:
+                waits = [of_kind for number in part if (of_kind := inside[number].get((stage, kind))) is not None]
+                if len(waits) < len(part):  # peers do not meet in actions of this kind
+                    continue
+                peers |= {(number, stage, kind): part for number in part}
                 costs = [pipelines[number].stages[stage].costs[kind] for number in part]
-                waits = [inside[number].get((stage, kind)) or [0] * len(costs[0]) for number in part]
                 mine = [
                     tuple(max(0, cost.duration_ns - wait) for cost, wait in zip(*of_one, strict=True))
                     for of_one in zip(costs, waits, strict=True)
