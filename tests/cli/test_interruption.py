@@ -13,7 +13,7 @@ from collections import namedtuple
 from pathlib import Path
 
 import pytest
-from helpers.recorded import SAMPLES
+from helpers.recorded import ROOT, SAMPLES
 from helpers.thorough import spread
 
 from tracetool.cli import run
@@ -142,13 +142,20 @@ def test_an_interruption_that_meets_code_made_from_text_has_its_exit_code(
     assert ended.stderr.strip() == "Interrupted; nothing was left half-written."
 
 
-def test_workers_end_with_a_parent_that_is_killed(traces: Path, tmp_path: Path) -> None:
+def test_workers_end_with_a_parent_that_is_killed_and_the_next_run_names_what_it_left(
+    traces: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     with _start(traces, tmp_path / "x.run", 2) as process:
         _until_it_writes(tmp_path / "x.run")
         process.kill()
     assert process.returncode == -signal.SIGKILL
     assert _gone(process.pid)
     assert not (tmp_path / "x.run").exists()
+    (left,) = tmp_path.glob(".x.run.*")
+    for name, is_told in (("y.run", False), ("x.run", True)):
+        assert run(["ingest", str(ROOT / "tests" / "data" / "zbv"), "-o", str(tmp_path / name)]) == 0
+        assert (f"note: {left} (" in capsys.readouterr().err) == is_told
+    assert left.exists()
 
 
 # Of one process the error comes from where the files are, of two from a worker.

@@ -128,6 +128,7 @@ def ingest(
         click.echo("note: no send or receive lacks its size: --payload states nothing", err=True)
     if not quiet:
         _name_copies(paths)
+        _name_leftovers(output)
     summary = run_summary(run)
     if as_json:
         print_json(summary)
@@ -149,6 +150,17 @@ def _name_copies(paths: tuple[Path, ...]) -> None:
             files = [file for file in (copies, *copies.rglob("*")) if file.is_file()]
             held = f"{format_count(len(files), 'file')}, {format_size(sum(file.stat().st_size for file in files))}"
             click.echo(f"note: {path} was copied to {copies} ({held}); the copies can be deleted", err=True)
+
+
+def _name_leftovers(output: Path) -> None:
+    """Say what an ingest that was killed left beside the Run."""
+    from tracetool.store.place import leftovers
+
+    for folder in leftovers(output):
+        size = format_size(sum(file.stat().st_size for file in folder.rglob("*") if file.is_file()))
+        click.echo(
+            f"note: {folder} ({size}) was left by an ingest that was killed, unless one still runs: remove it", err=True
+        )
 
 
 def _discovery_lines(facts: DiscoveryInfo) -> list[str]:

@@ -82,6 +82,17 @@ def only_once() -> dict[str, str]:
     return {"written": os.urandom(8).hex()}
 
 
+def leftovers(path: Path) -> list[Path]:
+    """Folders beside a Run on this machine under names that its writers use until it is whole.
+
+    Such are left by a writer that was killed, or belong to one that still writes.
+    """
+    if not is_local(path):
+        return []
+    name = re.compile(rf"\.{re.escape(path.name)}\.(?:[a-z0-9_]{{8}}|old-\d+)")
+    return sorted(each for each in path.parent.iterdir() if name.fullmatch(each.name) and each.is_dir())
+
+
 def part_sizes(folder: Path) -> dict[str, int]:
     """Of each Parquet file of the tables in a folder its size; 0 of one that is cut off."""
     files = {name: sorted((folder / name).glob("*.parquet")) for name in TABLES}
