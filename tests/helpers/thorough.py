@@ -25,9 +25,9 @@ def is_asked() -> bool:
     return ASKED in os.environ
 
 
-def drawn(examples: int, **other: Any) -> settings:
-    """Settings of a property that a thorough run tries so often, and the default run ``FIRST_EXAMPLES`` times."""
-    return settings(max_examples=examples if is_asked() else min(examples, FIRST_EXAMPLES), deadline=None, **other)
+def drawn(examples: int, first: int = FIRST_EXAMPLES, **other: Any) -> settings:
+    """Settings of a property that a thorough run tries so often, and the default run ``first`` times at most."""
+    return settings(max_examples=examples if is_asked() else min(examples, first), deadline=None, **other)
 
 
 def some(cases: Iterable[T], most: int) -> list[T]:

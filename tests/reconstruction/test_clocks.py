@@ -112,6 +112,9 @@ def test_a_clock_that_was_set_during_the_capture_is_told(jump_ns: int, drift_ppm
     assert (NoticeCode.CLOCKS_DRIFT in codes(account.notes)) is told
 
 
+# Costs on drifting clocks are those on true ones by default (test_other_clocks), and made messages give their clocks
+# (above); of a recording, here, the true times of all kernels.
+@pytest.mark.thorough
 # Every order leaves other messages by which a clock is known, and a middle rank has them on both sides.
 @spread("name", ["1f1b_m8", "gpipe_m8", "rt1f1b_m8", "tp2pp2_1f1b_m8"], ["1f1b_m8"])
 @spread("rank", [1, 3], 1)
@@ -180,7 +183,8 @@ def test_the_table_of_clocks_says_by_what_they_are_known() -> None:
 DAYS_NS = 86_400 * 10**9
 
 
-@pytest.mark.parametrize(
+# Two groups of ranks are the easier half of three; a clock alone is told by none of it.
+@spread(
     ("ahead", "told"),
     [
         ({2: 185 * DAYS_NS, 3: 185 * DAYS_NS}, ["ranks 2-3 185.0 days after ranks 0-1"]),
@@ -188,6 +192,7 @@ DAYS_NS = 86_400 * 10**9
         ({2: 3 * MS}, []),
         ({}, []),
     ],
+    [({0: 90 * 10**9, 3: -2 * DAYS_NS}, ["ranks 1-2 2.0 days after rank 3", "rank 0 89."]), ({2: 3 * MS}, [])],
 )
 def test_ranks_that_communicated_at_no_time_together_are_told(
     ahead: dict[int, int], told: list[str], tmp_path: Path

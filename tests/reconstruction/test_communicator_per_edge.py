@@ -9,7 +9,7 @@ import gzip
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from helpers.recorded import data, run_of
+from helpers.recorded import SAMPLES, run_of
 from helpers.thorough import spread
 from msgspec.json import decode, encode
 
@@ -47,7 +47,7 @@ def _with_a_group_per_edge(document: dict[str, Any]) -> None:
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     made = tmp_path_factory.mktemp("edges")
-    for path in sorted(data("h100-pp4", "traces", "rt1f1b_m8").glob("*.json.gz")):
+    for path in sorted((SAMPLES / "h100-1f1b-annotated").glob("*.json.gz")):
         document = decode(gzip.decompress(path.read_bytes()))
         _with_a_group_per_edge(document)
         (made / path.name.removesuffix(".gz")).write_bytes(encode(document))

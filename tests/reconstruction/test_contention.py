@@ -66,6 +66,9 @@ def test_the_runs_least_beside_count_where_a_factor_is_off() -> None:
     assert [alone.run_ns(sample, 3.0) for sample in samples] == [119] * 3
 
 
+# Made kernels beside others give back their factors by default (above); here two recordings of one program are held
+# against each other.
+@pytest.mark.thorough
 def test_without_slowdown_an_in_order_run_costs_what_a_grouped_one_does() -> None:
     """In 1f1b_m8 nothing computes beside a waiting transfer; medians over its two steps and their microbatches.
 

@@ -5,11 +5,14 @@ The recordings' own layout (README of the shared data): tp2pp2_1f1b_m8 has globa
 
 from __future__ import annotations
 
+from functools import cache
 from pathlib import Path
-from tempfile import TemporaryDirectory
+from tempfile import TemporaryDirectory, mkdtemp
 from typing import TYPE_CHECKING
 
 import pytest
+from helpers.made_job import MadeJob
+from helpers.made_traces import write_job
 from helpers.message_run import gpipe, one_f_one_b, timed, write_messages
 from helpers.notices import codes, texts
 from helpers.recorded import data, h100, looked_at, rebuilt, run_of
@@ -64,10 +67,9 @@ def test_stages_in_any_order_inside_an_ascending_group(name: str, names: tuple[i
     assert {c.rank: c.pp for c in found.coordinates} == {rank: stage for stage, rank in enumerate(names)}
 
 
-@pytest.mark.parametrize("names", [(0, 1, 2, 3), (3, 2, 1, 0), (2, 0, 3, 1), (1, 2, 3, 0)])
-@pytest.mark.parametrize(
-    ("name", "use_labels"), [("interleaved_m8", False), ("zbh1_m8", False), ("interleaved_m8", True)]
-)
+# Turned and mixed, of a ring and of what has ends.
+@spread("names", [(0, 1, 2, 3), (3, 2, 1, 0), (2, 0, 3, 1), (1, 2, 3, 0)], [(2, 0, 3, 1)])
+@spread(("name", "use_labels"), [("interleaved_m8", False), ("zbh1_m8", False), ("interleaved_m8", True)], 2)
 def test_other_schedules_show_their_order_too(name: str, use_labels: bool, names: tuple[int, ...]) -> None:
     """Interleaved stages send from the last rank to the first one: a ring has no ends."""
     (found,) = find_pipelines(_renamed(h100(name), names), use_labels=use_labels)
@@ -76,7 +78,7 @@ def test_other_schedules_show_their_order_too(name: str, use_labels: bool, names
     assert (found.evidence == "label") == use_labels
 
 
-@drawn(15, phases=[Phase.explicit, Phase.reuse, Phase.generate])
+@drawn(15, first=4, phases=[Phase.explicit, Phase.reuse, Phase.generate])
 @given(schedule=st.sampled_from([one_f_one_b, gpipe]), m=st.integers(1, 6), names=st.permutations(range(5)))
 def test_messages_alone_tell_the_order(schedule: object, m: int, names: list[int]) -> None:
     assert callable(schedule)
@@ -104,18 +106,36 @@ def test_a_group_whose_ranks_are_missing_lists_the_rest(tmp_path: Path) -> None:
 
 
 PLACES = [(0, 0, 0, 0), (1, 1, 0, 1), (2, 0, 1, 0), (3, 1, 1, 1)]
-"""Rank, pipeline, pp and tp of tp2pp2_1f1b_m8."""
+"""Rank, pipeline, pp and tp of either job of two tensor parallel pipelines."""
 
 
-def test_tensor_parallel_pipelines_are_told_apart() -> None:
-    found = rebuilt("tp2pp2_1f1b_m8")
+@cache
+def _made() -> Run:
+    folder = Path(mkdtemp(prefix="tracetool-test-"))
+    write_job(folder, MadeJob(pp=2, tp=2, microbatches=8, steps=1))
+    return run_of(folder)
+
+
+TP2PP2 = {"made": _made, "recorded": lambda: h100("tp2pp2_1f1b_m8")}
+# What is recorded has kernels of other times on every rank, and other groups besides.
+BY_JOB = spread("job", TP2PP2, ["made"])
+
+
+@BY_JOB
+def test_tensor_parallel_pipelines_are_told_apart(job: str) -> None:
+    found = looked_at(TP2PP2[job]())
+    assert found.observed.global_ranks == (0, 2)
+    assert any("left out: [1, 3]" in note for note in texts(found.notes, NoticeCode.PIPELINES_LEFT_OUT))
     assert [(c.rank, c.pipeline, c.pp, c.tp) for c in found.coordinates] == PLACES
-    assert {(c.dp, c.cp, c.ep, c.evidence, c.confidence) for c in found.coordinates} == {(0, None, None, "metadata", 1)}
+    assert {(c.dp, c.ep, c.evidence, c.confidence) for c in found.coordinates} == {(0, None, "metadata", 1)}
+    # The made job lists groups of one context parallel rank.
+    assert {c.cp for c in found.coordinates} == {0 if job == "made" else None}
 
 
-def test_without_descriptions_groups_are_known_by_when_they_are_used() -> None:
+@BY_JOB
+def test_without_descriptions_groups_are_known_by_when_they_are_used(job: str) -> None:
     """All-reduces inside every action are tensor parallel, those around the step's messages data parallel."""
-    found = survey_run(h100("tp2pp2_1f1b_m8").overlay(NAMELESS), Account()).coordinates
+    found = survey_run(TP2PP2[job]().overlay(NAMELESS), Account()).coordinates
     assert [(c.rank, c.pipeline, c.pp, c.tp) for c in found] == PLACES
     assert {c.dp for c in found} == {0}
     level2 = run_of(data("ascend", "Ascend+msinsight", "test", "st", "level2"))
@@ -137,10 +157,11 @@ def test_coordinates_of_an_ascend_capture() -> None:
     assert dp.detail == "of ranks 0-1 from the group over the data and context parallel ranks"
 
 
+@BY_JOB
 @pytest.mark.parametrize("recorded", [(0,), (0, 3), (1, 2)])
-def test_ranks_that_were_not_recorded_have_coordinates_too(recorded: tuple[int, ...]) -> None:
+def test_ranks_that_were_not_recorded_have_coordinates_too(recorded: tuple[int, ...], job: str) -> None:
     """From the groups of recorded ranks; rank 3, that no group of rank 0 lists, from the grid."""
-    found = survey_run(_only(h100("tp2pp2_1f1b_m8"), *recorded), Account()).coordinates
+    found = survey_run(_only(TP2PP2[job](), *recorded), Account()).coordinates
     assert [(c.rank, c.pp, c.tp) for c in found] == [(rank, pp, tp) for rank, _, pp, tp in PLACES]
     assert [c.rank for c in found if c.recorded] == list(recorded)
     assert {c.evidence for c in found if c.rank == 3} == ({"inferred"} if recorded == (0,) else {"metadata"})
@@ -207,16 +228,17 @@ def test_a_communicator_that_is_not_listed_has_the_ranks_that_use_it(tmp_path: P
 
 # The pipeline of the other ranks, and of other two recorded ones, is the same by symmetry unless ranks are mixed up.
 @spread(("recorded", "number", "copied"), [((0, 3), 0, {2: 3}), ((0, 3), 1, {1: 0}), ((1, 2), 0, {0: 1})], 1)
+@BY_JOB
 def test_missing_ranks_are_copied_only_when_asked(
-    recorded: tuple[int, ...], number: int, copied: dict[int, int]
+    recorded: tuple[int, ...], number: int, copied: dict[int, int], job: str
 ) -> None:
     """Half of the ranks give the pipeline: both of its stages are those of ranks that were recorded."""
-    run = _only(h100("tp2pp2_1f1b_m8"), *recorded)
+    run = _only(TP2PP2[job](), *recorded)
     with pytest.raises(MissingRank, match="1 of 2 pipeline ranks were recorded") as caught:
         reconstruct(run, pipeline=number)
     assert "copy_missing" in (caught.value.hint or "")
     found = reconstruct(run, pipeline=number, copy_missing=True)
-    whole = {n: rebuilt("tp2pp2_1f1b_m8", pipeline=n) for n in (0, 1)}
+    whole = {n: looked_at(TP2PP2[job](), pipeline=n) for n in (0, 1)}
     ((rank, source),) = copied.items()
     for stage, own in enumerate(found.observed.global_ranks):
         of = copied.get(own, own)
@@ -227,7 +249,9 @@ def test_missing_ranks_are_copied_only_when_asked(
     assert len(found.observed.transfers) == 16
     assert {c.rank: c.copied_from for c in found.coordinates if c.copied_from is not None} == copied
     assert [c.rank for c in found.coordinates if c.recorded] == list(recorded)
-    assert any(f"rank {rank} from {source}" in note for note in texts(found.notes, NoticeCode.RANKS_COPIED))
+    (note,) = texts(found.notes, NoticeCode.RANKS_COPIED)
+    assert f"rank {rank} from {source}" in note
+    assert "whether it is slower than its source is unknown" in note
     assert [(f.subject, f.confidence) for f in found.findings if f.evidence == "copied"] == [
         (f"rank {rank}", UNCHECKED)
     ]
@@ -246,8 +270,9 @@ def test_nothing_is_copied_where_nothing_is_missing_or_no_rank_holds_the_stage()
         reconstruct(run, pipeline=2)
 
 
-def test_coordinates_need_no_pipeline() -> None:
-    run = h100("tp2pp2_1f1b_m8")
+@BY_JOB
+def test_coordinates_need_no_pipeline(job: str) -> None:
+    run = TP2PP2[job]()
     found = find_coordinates(run, [], read_groups(run), Account())
     assert [(c.rank, c.pp, c.tp) for c in found] == [(rank, pp, tp) for rank, _, pp, tp in PLACES]
     assert {c.pipeline for c in found} == {None}

@@ -69,6 +69,8 @@ def test_tensors_in_one_kernel_do_not_move_the_clocks(tmp_path: Path) -> None:
     assert run.rows("SELECT count(*) FROM clocks WHERE applied") == [(0,)]
 
 
+# As reported; made jobs by default (above).
+@pytest.mark.thorough
 def test_the_reported_two_tensors() -> None:
     found = reconstruct(run_of(data("cases", "two-tensors-per-hop")))
     _check(found, 4, 4, 2 * MIB + 512 * 1024, 2 * MIB + 512 * 1024)

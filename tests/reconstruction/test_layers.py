@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from helpers.recorded import data, h100, looked_at, rebuilt, run_of
+from helpers.thorough import spread
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -30,7 +31,8 @@ def _layers_told(found: Reconstruction) -> dict[str, tuple[str, float]]:
     return {f.subject: (f.value, f.confidence) for f in found.findings if f.fact == "layers"}
 
 
-@pytest.mark.parametrize(
+# In each of the others layers are cut otherwise, or lie beside other kernels.
+@spread(
     ("name", "stages", "layers"),
     [
         ("1f1b_m8", 4, 4),
@@ -41,6 +43,7 @@ def _layers_told(found: Reconstruction) -> dict[str, tuple[str, float]]:
         ("interleaved_m8", 8, 2),
         ("tp2pp2_1f1b_m8", 2, 8),
     ],
+    [("1f1b_m8", 4, 4), ("rt1f1b_m8", 4, 4)],
 )
 def test_the_recorded_model_has_16_layers_in_every_cut(name: str, stages: int, layers: int) -> None:
     """README of the shared data: 16 layers; every check of every microbatch, forward and backward, agrees."""

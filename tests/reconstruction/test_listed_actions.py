@@ -34,10 +34,10 @@ def test_the_job_of_the_straggler_study_is_a_pipeline_that_replays_to_itself(ste
 
 def test_durations_are_those_of_the_table() -> None:
     run = run_of(data(*JOB))
-    found = looked_at(run, step=1048)
+    found = looked_at(run, step=23)
     listed = dict(
         run.rows(
-            "SELECT e.label, e.duration_ns FROM events AS e JOIN steps AS s ON s.rank = e.rank AND s.step = 1048 "
+            "SELECT e.label, e.duration_ns FROM events AS e JOIN steps AS s ON s.rank = e.rank AND s.step = 23 "
             "WHERE e.rank = 2 AND e.label IS NOT NULL AND e.start_ns >= s.start_ns AND e.start_ns < s.end_ns"
         )
     )

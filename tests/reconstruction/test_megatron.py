@@ -18,6 +18,8 @@ from tracetool.validation import Sources, validate
 from tracetool.validation.measured import read_measurements
 
 
+# Four ranks in batches by default (below); two ranks, one neighbour on both sides, are another question to messages.
+@pytest.mark.thorough
 def test_interleaved_stages_whose_loss_is_scaled_apart_from_its_forward_are_read() -> None:
     """2 ranks, 2 chunks, 8 microbatches; 3 hops between 4 stages, there and back: 2 x 3 x 8 messages."""
     found = looked_at(run_of(data("megatron", "vpp2_overlap_m8")))

@@ -12,10 +12,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from helpers.ascend_capture import ORDERS, of_text
 from helpers.notices import texts
-from helpers.recorded import SAMPLES, data, h100, looked_at, rebuilt, run_of
+from helpers.recorded import SAMPLES, data, derived, h100, looked_at, rebuilt, run_of
 
 from tracetool.ingestion import ingest
-from tracetool.ingestion.runs import derive
 from tracetool.model.action import ActionKind
 from tracetool.model.notice import NoticeCode
 from tracetool.model.scenario import Scenario
@@ -253,8 +252,8 @@ def test_launches_tell_what_belongs_together_however_far_the_host_is_ahead(tmp_p
     assert {(f.evidence, f.confidence) for f in told} == {("order", 1.0)}
 
 
-def test_stages_hold_the_figures(tmp_path: Path) -> None:
-    run = derive(ingest([SAMPLES / "h100-1f1b"], tmp_path / "x.run"))
+def test_stages_hold_the_figures() -> None:
+    run = derived(SAMPLES / "h100-1f1b")
     rows = run.rows("SELECT activation_bytes, transient_bytes, gradient_bytes, static_bytes FROM stages ORDER BY stage")
     stages = reconstruct(run).pipeline.stages
     assert [row[:3] for row in rows] == [

@@ -8,6 +8,9 @@ from __future__ import annotations
 
 import random
 import shutil
+from functools import cache
+from pathlib import Path
+from tempfile import mkdtemp
 from typing import TYPE_CHECKING
 
 import polars as pl
@@ -15,11 +18,10 @@ import pytest
 from helpers.made_job import MadeJob
 from helpers.made_traces import write_job
 from helpers.other_clock import with_other_clocks
-from helpers.recorded import h100, rebuilt
+from helpers.recorded import h100, rebuilt, run_of
 from helpers.thorough import spread
 
 from tracetool.errors import ReconstructError
-from tracetool.ingestion import ingest
 from tracetool.model.timeline import measure
 from tracetool.reconstruction import reconstruct
 from tracetool.reconstruction.capture import Account
@@ -29,8 +31,6 @@ from tracetool.store.run import Run
 from tracetool.stragglers.measured import job_steps
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from tracetool.reconstruction import Reconstruction
     from tracetool.reconstruction.capture.survey import Survey
 
@@ -106,10 +106,22 @@ def test_costs_do_not_depend_on_the_clocks(
     assert {k: (t, now[k]) for k, t in across.items() if abs(now[k] - t) > known + t * DRIFT_PPM / 1e6} == {}
 
 
-def test_pipelines_that_exchange_nothing_have_a_reference_clock_each(tmp_path: Path) -> None:
+@cache
+def _two_pipelines(name: str) -> Run:
+    """Tensor parallel ones: ranks 0 and 2, and 1 and 3."""
+    if name != "made":
+        return h100(name)
+    folder = Path(mkdtemp(prefix="tracetool-test-"))
+    write_job(folder, MadeJob(pp=2, tp=2, microbatches=3, steps=2))
+    return run_of(folder)
+
+
+# A made job has no gaps of its hosts.
+@spread("name", ["made", "tp2pp2_1f1b_m8"], 1)
+def test_pipelines_that_exchange_nothing_have_a_reference_clock_each(name: str, tmp_path: Path) -> None:
     """Without tensor parallelism's sums nothing joins ranks 1 and 3 to ranks 0 and 2: their waits stay as they are."""
     alone = {"comms": "SELECT * FROM {recorded} WHERE operation IN ('send', 'recv')"}
-    run = h100("tp2pp2_1f1b_m8")
+    run = _two_pipelines(name)
     moved = with_other_clocks(run, {1: (3000 * MS, 0.0), 3: (-2000 * MS, 0.0)}, tmp_path / "x.run")
     before, after = (survey_run(each.overlay(alone), Account()) for each in (run, moved))
     assert {rank: clock.reference_rank for rank, clock in after.clocks.by_rank.items()} == {0: 0, 1: 1, 2: 0, 3: 1}
@@ -120,11 +132,7 @@ def test_pipelines_that_exchange_nothing_have_a_reference_clock_each(tmp_path: P
 # The recording has gaps of its hosts, and kernels that take other times on every rank.
 @spread("name", ["made", "tp2pp2_1f1b_m8"], 1)
 def test_the_step_of_a_job_does_not_depend_on_the_clocks(name: str, tmp_path: Path) -> None:
-    if name == "made":
-        write_job(tmp_path / "made", MadeJob(pp=2, tp=2, microbatches=8, steps=2))
-        run = ingest([tmp_path / "made"], tmp_path / "made.run")
-    else:
-        run = h100(name)
+    run = _two_pipelines(name)
     moved = with_other_clocks(run, {1: (700 * MS, 0.0), 2: (-3000 * MS, 0.0)}, tmp_path / "x.run")
     (base,), (found,) = (job_steps(each, 1, Account()) for each in (run, moved))
     assert abs(base.observed_ns - found.observed_ns) <= NOISE_NS

@@ -11,6 +11,7 @@ import pytest
 from helpers.made_job import MadeJob
 from helpers.made_traces import write_job
 from helpers.recorded import run_of
+from helpers.thorough import spread
 
 from tracetool.ingestion import ingest
 from tracetool.readers import rows_table
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-JOB = MadeJob(pp=2, dp=2, microbatches=3, steps=6, jitter_ratio=0.02, seed=4, clocks_ns={1: 3_000_000, 2: -1_000_000})
+JOB = MadeJob(pp=2, dp=2, microbatches=2, steps=3, jitter_ratio=0.02, seed=4, clocks_ns={1: 3_000_000, 2: -1_000_000})
 STEPS = [Step(n, {rank: (1000 * n + 100 * rank, 1000 * (n + 1) + 100 * rank) for rank in (0, 1)}) for n in range(2)]
 
 
@@ -77,7 +78,7 @@ def _around(events: list[dict[str, Any]], launch: dict[str, Any], what: str) -> 
     return sorted((e for e in of_kind if what == "nodes" or "sequence_number" in e), key=lambda e: e["start_ns"])
 
 
-@pytest.mark.parametrize("seed", range(4))
+@spread("seed", range(4), 2)
 def test_what_is_around_launches_is_found_wherever_it_nests(seed: int, tmp_path: Path) -> None:
     """Each launch is compared with every op, which the query does only within what overlaps."""
     random = Random(seed)  # noqa: S311 - no secret
@@ -124,7 +125,7 @@ def test_costs_of_steps_that_are_read_together_are_those_of_each_by_itself(made:
 
 
 def test_more_steps_ask_no_more_questions(made: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    write_job(tmp_path / "few", replace(JOB, steps=3))
+    write_job(tmp_path / "few", replace(JOB, steps=2))
     few = ingest([tmp_path / "few"], tmp_path / "few.run")
     asked: Counter[str] = Counter()
     for name in ("rows", "arrow"):

@@ -37,7 +37,7 @@ def _run(tmp_path: Path, job: Job) -> Run:
         (("undefined", "undefined"), 2),
         (("", ""), 4),
     ],
-    2,
+    [(("undefined", "undefined"), 2)],
 )
 def test_a_ring_beside_a_pipeline(tmp_path: Path, names: tuple[str, str], cp: int) -> None:
     found = reconstruct(_run(tmp_path, Job(2, cp=cp, names=names)))
@@ -58,13 +58,15 @@ def test_several_tensors_go_round(tmp_path: Path) -> None:
     assert {t.payload_bytes for t in found.observed.transfers} == {2 * MIB}
 
 
-@pytest.mark.parametrize("names", [("pp", "cp"), ("", "")])
+# By name it is told before any message is looked at.
+@spread("names", [("", ""), ("pp", "cp")], 1)
 def test_a_ring_without_a_pipeline(tmp_path: Path, names: tuple[str, str]) -> None:
     with pytest.raises(NoPipeline, match=r"no pipeline parallelism to replay: all sends and receives .* part of act"):
         reconstruct(_run(tmp_path, Job(1, cp=2, names=names)))
 
 
-@pytest.mark.parametrize("order", [gpipe, forwards])
+# Forwards alone have fewer messages that could go round.
+@spread("order", [gpipe, forwards], 1)
 def test_a_pipeline_of_one_microbatch_on_groups_without_a_name_is_no_ring(tmp_path: Path, order: object) -> None:
     """Each rank sends as often as it receives, but the last one computes in between."""
     job = Job(2, steps=(1, 1, 1), orders=(gpipe,), names=("", ""))

@@ -14,7 +14,6 @@ from msgspec.json import decode, encode
 
 from tracetool.errors import NoPipeline, UnmatchedTransfer
 from tracetool.ingestion import ingest
-from tracetool.model.action import ActionKind
 from tracetool.model.notice import NoticeCode
 from tracetool.model.scenario import Scenario
 from tracetool.model.timeline import Metrics, measure
@@ -31,8 +30,12 @@ GIB = 2**30
 LAUNCHES = ("cuda_runtime", "cuda_driver")
 
 
+def _traces(sample: str) -> list[Trace]:
+    return [decode(gzip.decompress((SAMPLES / sample / f"rank{r}.json.gz").read_bytes())) for r in range(4)]
+
+
 def _spoiled(tmp_path: Path, change: Change, sample: str = "h100-1f1b") -> Reconstruction:
-    traces = [decode(gzip.decompress((SAMPLES / sample / f"rank{r}.json.gz").read_bytes())) for r in range(4)]
+    traces = _traces(sample)
     change(traces)
     for trace in traces:
         trace.pop("launches by correlation", None)
@@ -71,77 +74,114 @@ def _memory(time: float, size: int, total: int, device: int) -> dict[str, Any]:
     return event | {"args": args}
 
 
-def test_a_collective_beside_the_last_backward_is_no_compute(tmp_path: Path, clean: Metrics) -> None:
+def _reduce_beside_the_last_backward(traces: list[Trace]) -> None:
     """A 50 ms all-reduce on a stream of its own, launched by the last autograd node (data-parallel overlap)."""
+    trace = traces[0]
+    node = _named(trace, "autograd::engine::evaluate_function")[-1]
+    at = node["ts"] + node["dur"] / 2
+    ids = {"correlation": 99_999_999}
+    start = max(k["ts"] for k in _kernels(trace) if "nccl" not in k["name"])
+    where = {"ph": "X", "pid": node["pid"], "tid": node["tid"], "ts": at, "dur": 1}
+    trace["traceEvents"] += [
+        {**where, "cat": "cuda_runtime", "name": "cudaLaunchKernelExC", "args": ids},
+        {
+            "ph": "X", "cat": "kernel", "name": "ncclDevKernel_AllReduce_Sum_bf16_RING_LL()", "pid": 0, "tid": 99,
+            "ts": start - 9_000, "dur": 50_000, "args": {**ids, "stream": 99},
+        },
+    ]  # fmt: skip
 
-    def change(traces: list[Trace]) -> None:
-        trace = traces[0]
-        node = _named(trace, "autograd::engine::evaluate_function")[-1]
-        at = node["ts"] + node["dur"] / 2
-        ids = {"correlation": 99_999_999}
-        start = max(k["ts"] for k in _kernels(trace) if "nccl" not in k["name"])
-        where = {"ph": "X", "pid": node["pid"], "tid": node["tid"], "ts": at, "dur": 1}
+
+def _allocate_in_the_optimizer(traces: list[Trace]) -> None:
+    """40 GiB inside Optimizer.step."""
+    trace = traces[0]
+    step = _named(trace, "Optimizer.step")[0]
+    before = max((e for e in _named(trace, "[memory]") if e["ts"] < step["ts"]), key=lambda e: e["ts"])
+    level = before["args"]["Total Allocated"]
+    trace["traceEvents"] += [
+        _memory(step["ts"] + 1, 40 * GIB, level + 40 * GIB, 0),
+        _memory(step["ts"] + 2, -40 * GIB, level, 0),
+    ]
+
+
+def _mask_behind_messages(traces: list[Trace]) -> None:
+    """Masks, positions and the like: 2 us on the compute stream of rank 1 behind each of its messages."""
+    trace = traces[1]
+    for number, message in enumerate([k for k in _kernels(trace) if "SendRecv" in k["name"]]):
+        launch = _launch_of(trace, message)
+        ids = {"correlation": 99_999_000 + number}
+        name, category = (("cudaLaunchKernel", "kernel"), ("cudaMemcpyAsync", "gpu_memcpy"))[number % 2]
         trace["traceEvents"] += [
-            {**where, "cat": "cuda_runtime", "name": "cudaLaunchKernelExC", "args": ids},
+            {**launch, "name": name, "ts": launch["ts"] + launch["dur"] + 1, "dur": 1, "args": ids},
             {
-                "ph": "X", "cat": "kernel", "name": "ncclDevKernel_AllReduce_Sum_bf16_RING_LL()", "pid": 0, "tid": 99,
-                "ts": start - 9_000, "dur": 50_000, "args": {**ids, "stream": 99},
+                "ph": "X", "cat": category, "name": "arange", "pid": 1, "tid": 7, "ts": message["ts"] + 1,
+                "dur": 2, "args": {**ids, "stream": 7, "bytes": 16_384},
             },
         ]  # fmt: skip
 
-    found = _spoiled(tmp_path, change)
-    assert measure(found.observed).window_ns == clean.window_ns
-    assert measure(found.observed).compute_ns == clean.compute_ns
+
+def _lose_kernels(traces: list[Trace]) -> None:
+    """Every hundredth compute of rank 3."""
+    launches = {e["args"]["correlation"]: e for e in traces[3]["traceEvents"] if e.get("cat") in LAUNCHES}
+    known = [k for k in _kernels(traces[3]) if "LaunchKernel" in launches[k["args"]["correlation"]]["name"]]
+    lost = {id(k) for k in known if "nccl" not in k["name"] and known.index(k) % 100 == 50}
+    assert len(lost) > 5
+    traces[3]["traceEvents"] = [e for e in traces[3]["traceEvents"] if id(e) not in lost]
 
 
-# Levels of memory are held to recordings by default (test_memory).
-@pytest.mark.thorough
-def test_what_is_freed_before_the_first_forward_is_not_kept(tmp_path: Path, clean: Metrics) -> None:
-    """4 GiB allocated and freed before the first launch of the step: the peak is that of the unchanged trace."""
+def _free_before_the_first_forward(traces: list[Trace]) -> None:
+    """4 GiB of rank 1, allocated and freed before the first launch of the step."""
+    first = min(_named(traces[1], "[memory]"), key=lambda e: e["ts"])
+    level = first["args"]["Total Allocated"] - first["args"]["Bytes"]
+    traces[1]["traceEvents"] += [
+        _memory(first["ts"] - 2, 4 * GIB, level + 4 * GIB, 1),
+        _memory(first["ts"] - 1, -4 * GIB, level, 1),
+    ]
+
+
+def _allocate_elsewhere(traces: list[Trace]) -> None:
+    """Ten times 2 GiB of rank 2, on another device."""
+    times = sorted(e["ts"] for e in _named(traces[2], "[memory]"))
+    since = times[len(times) // 2]
+    traces[2]["traceEvents"] += [_memory(since + i / 1000, 2 * GIB, 2 * GIB * i, 0) for i in range(1, 11)]
+
+
+@pytest.fixture(scope="module")
+def together(tmp_path_factory: pytest.TempPathFactory) -> Reconstruction:
+    """What the changes above leave: each is of other ranks, or of other tables."""
 
     def change(traces: list[Trace]) -> None:
-        trace = traces[0]
-        first = min(_named(trace, "[memory]"), key=lambda e: e["ts"])
-        level = first["args"]["Total Allocated"] - first["args"]["Bytes"]
-        trace["traceEvents"] += [
-            _memory(first["ts"] - 2, 4 * GIB, level + 4 * GIB, 0),
-            _memory(first["ts"] - 1, -4 * GIB, level, 0),
-        ]
+        for each in (_reduce_beside_the_last_backward, _mask_behind_messages, _lose_kernels):
+            each(traces)
+        for each in (_allocate_in_the_optimizer, _free_before_the_first_forward, _allocate_elsewhere):
+            each(traces)
 
-    assert measure(_spoiled(tmp_path, change).observed).peak_hbm_bytes == clean.peak_hbm_bytes
+    return _spoiled(tmp_path_factory.mktemp("together"), change)
 
 
-def test_the_optimizers_memory_counts(tmp_path: Path, clean: Metrics) -> None:
-    """40 GiB inside Optimizer.step: the peak is the level after the last backward plus that, and does not fit 40."""
+def test_what_runs_beside_actions_or_behind_messages_is_no_compute(together: Reconstruction, clean: Metrics) -> None:
+    assert measure(together.observed).window_ns == clean.window_ns
+    assert measure(together.observed).rank_compute_ns[:3] == clean.rank_compute_ns[:3]
 
-    def change(traces: list[Trace]) -> None:
-        trace = traces[0]
-        step = _named(trace, "Optimizer.step")[0]
-        before = max((e for e in _named(trace, "[memory]") if e["ts"] < step["ts"]), key=lambda e: e["ts"])
-        level = before["args"]["Total Allocated"]
-        trace["traceEvents"] += [
-            _memory(step["ts"] + 1, 40 * GIB, level + 40 * GIB, 0),
-            _memory(step["ts"] + 2, -40 * GIB, level, 0),
-        ]
 
-    found = _spoiled(tmp_path, change)
-    peaks = measure(found.observed).peak_hbm_bytes
+def test_memory_counts_where_the_step_holds_it(together: Reconstruction, clean: Metrics) -> None:
+    """The peak is the level after the last backward and the optimizer's, which does not fit 40; what is freed before
+    the step, and what another device holds, change nothing."""
+    peaks = measure(together.observed).peak_hbm_bytes
     assert (peaks[0] or 0) > 45 * GIB
     assert peaks[1:] == clean.peak_hbm_bytes[1:]
-    assert answer(found, ["1f1b"], Scenario(hbm_bytes=40 * GIB)).results[0].feasible is False
+    assert answer(together, ["1f1b"], Scenario(hbm_bytes=40 * GIB)).results[0].feasible is False
 
 
-# Readers leave it out by default (tests/readers).
+def test_kernels_that_the_profiler_lost_are_counted(together: Reconstruction) -> None:
+    traces = _traces("h100-1f1b")
+    count = len(_kernels(traces[3]))
+    _lose_kernels(traces)
+    (told,) = texts(together.notes, NoticeCode.KERNELS_LOST)
+    assert told.startswith(f"rank 3: {count - len(_kernels(traces[3]))} kernels ")
+
+
+# Tails in which ranks wait for each other are those of test_tails by default.
 @pytest.mark.thorough
-def test_memory_of_another_device_is_left_out(tmp_path: Path, clean: Metrics) -> None:
-    def change(traces: list[Trace]) -> None:
-        events = _named(traces[1], "[memory]")
-        middle = sorted(e["ts"] for e in events)[len(events) // 2]
-        traces[1]["traceEvents"] += [_memory(middle + i / 1000, 2 * GIB, 2 * GIB * i, 0) for i in range(1, 11)]
-
-    assert measure(_spoiled(tmp_path, change).observed).peak_hbm_bytes == clean.peak_hbm_bytes
-
-
 def test_ranks_meet_at_a_collective_before_the_optimizer(tmp_path: Path) -> None:
     """A global all-reduce after the last backward, then a rank that needs 60 ms more: the replayed step is the
     observed one, because nobody passes the all-reduce before the slowest has come."""
@@ -222,17 +262,21 @@ def test_without_a_group_of_the_pipeline_its_order_is_inferred_and_said(
     assert measure(found.observed).step_ns == clean.step_ns
 
 
-# By less than a step: by seconds, which leaves less to go by, it is tried by default (below).
+# Clocks are seconds off in test_other_clocks by default, of rows and not of a file.
 @pytest.mark.thorough
-def test_a_clock_that_is_off_is_corrected_and_told(tmp_path: Path, clean: Metrics) -> None:
+def test_clocks_that_are_off_are_corrected_and_told(tmp_path: Path, clean: Metrics) -> None:
+    """By less than a step, and by seconds, which leave less to go by."""
+
     def change(traces: list[Trace]) -> None:
+        traces[2]["baseTimeNanoseconds"] += 8_000_000_000
         for event in traces[3]["traceEvents"]:
             if "ts" in event:
                 event["ts"] -= 30_000
 
     found = _spoiled(tmp_path, change)
-    (told,) = [f for f in found.findings if f.fact == "clocks" and f.subject == "rank 3"]
-    assert told.value.startswith("+30.0 ms added")
+    told = {f.subject: f.value for f in found.findings if f.fact == "clocks"}
+    assert told["rank 2"].startswith("-8.000 s added")
+    assert told["rank 3"].startswith("+30.0 ms added")
     assert NoticeCode.MESSAGES_EARLY not in codes(found.notes)
     assert measure(found.observed).window_ns == pytest.approx(clean.window_ns, abs=5_000)
     assert abs(answer(found, ["1f1b"]).fidelity.error_ratio) < 0.02
@@ -250,15 +294,6 @@ def test_an_extra_message_inside_the_step_is_refused(tmp_path: Path) -> None:
         _spoiled(tmp_path, change)
 
 
-def test_a_clock_that_is_seconds_off_is_aligned(tmp_path: Path, clean: Metrics) -> None:
-    def change(traces: list[Trace]) -> None:
-        traces[2]["baseTimeNanoseconds"] += 8_000_000_000
-
-    found = _spoiled(tmp_path, change)
-    assert any(f.subject == "rank 2" and f.value.startswith("-8.000 s added") for f in found.findings)
-    assert measure(found.observed).window_ns == pytest.approx(clean.window_ns, abs=5_000)
-
-
 # Readers sort what they read, and are tried with other orders by default (tests/readers/test_kineto, test_soup).
 @pytest.mark.thorough
 def test_the_order_of_events_in_the_file_does_not_matter(tmp_path: Path) -> None:
@@ -267,11 +302,11 @@ def test_the_order_of_events_in_the_file_does_not_matter(tmp_path: Path) -> None
             trace["traceEvents"].reverse()
 
     found = _spoiled(tmp_path, change)
-    whole = looked_at(run_of(SAMPLES / "h100-1f1b"))
-    assert found.observed == whole.observed
-    assert {k.value for k in found.pipeline.stages[0].costs} == {ActionKind.FORWARD.value, ActionKind.BACKWARD.value}
+    assert found.observed == looked_at(run_of(SAMPLES / "h100-1f1b")).observed
 
 
+# Steps without marks are those with them in test_steps by default; here all figures are, memory among them.
+@pytest.mark.thorough
 def test_without_marks_steps_end_with_the_optimizer(tmp_path: Path, clean: Metrics) -> None:
     def change(traces: list[Trace]) -> None:
         for trace in traces:
@@ -282,6 +317,8 @@ def test_without_marks_steps_end_with_the_optimizer(tmp_path: Path, clean: Metri
     assert any("where the optimizer ends" in note for note in texts(found.notes, NoticeCode.STEPS_CUT))
 
 
+# Two unmarked steps of a recording are two in test_steps by default; these are equal to the nanosecond.
+@pytest.mark.thorough
 def test_two_unmarked_steps_are_two(tmp_path: Path, clean: Metrics) -> None:
     """The step once more, 300 ms later with new ids: either of the two is the recorded one."""
 
@@ -359,40 +396,3 @@ def test_a_collective_that_an_action_waits_for_is_told(tmp_path: Path, clean: Me
     (told,) = texts(found.notes, NoticeCode.COLLECTIVES_BARE)
     assert "20.0 ms" in told
     assert told.endswith("on rank 3")
-
-
-def test_kernels_that_the_profiler_lost_are_counted(tmp_path: Path) -> None:
-    def change(traces: list[Trace]) -> None:
-        launches = {e["args"]["correlation"]: e for e in traces[1]["traceEvents"] if e.get("cat") in LAUNCHES}
-        known = [k for k in _kernels(traces[1]) if "LaunchKernel" in launches[k["args"]["correlation"]]["name"]]
-        lost = {id(k) for k in known if "nccl" not in k["name"] and known.index(k) % 100 == 50}
-        assert len(lost) > 5
-        counts.append(len(lost))
-        traces[1]["traceEvents"] = [e for e in traces[1]["traceEvents"] if id(e) not in lost]
-
-    counts: list[int] = []
-    (told,) = texts(_spoiled(tmp_path, change).notes, NoticeCode.KERNELS_LOST)
-    assert told.startswith(f"rank 1: {counts[0]} kernels ")
-
-
-# A copy of a mask is no kernel.
-@spread(("launch_name", "category"), [("cudaLaunchKernel", "kernel"), ("cudaMemcpyAsync", "gpu_memcpy")], 1)
-def test_what_runs_between_receive_and_wait_pulls_no_wait_into_the_action(
-    tmp_path: Path, clean: Metrics, launch_name: str, category: str
-) -> None:
-    """Masks, positions and the like: 2 us on the compute stream of rank 1 behind each of its receives and sends."""
-
-    def change(traces: list[Trace]) -> None:
-        trace = traces[1]
-        for number, message in enumerate([k for k in _kernels(trace) if "SendRecv" in k["name"]]):
-            launch = _launch_of(trace, message)
-            ids = {"correlation": 99_999_000 + number}
-            trace["traceEvents"] += [
-                {**launch, "name": launch_name, "ts": launch["ts"] + launch["dur"] + 1, "dur": 1, "args": ids},
-                {
-                    "ph": "X", "cat": category, "name": "arange", "pid": 1, "tid": 7, "ts": message["ts"] + 1,
-                    "dur": 2, "args": {**ids, "stream": 7, "bytes": 16_384},
-                },
-            ]  # fmt: skip
-
-    assert measure(_spoiled(tmp_path, change).observed).compute_ns == clean.compute_ns

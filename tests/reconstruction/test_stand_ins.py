@@ -86,6 +86,9 @@ def test_a_slow_rank_that_was_left_out_lies_within_what_the_seen_ones_tell(sampl
     assert "up to 9.9% apart, which ± holds" in note
 
 
+# Copies of made jobs say the same by default (test_coordinates); how far two recorded pipelines are apart is measured
+# here.
+@pytest.mark.thorough
 # Other ranks are missing of the same two pipelines.
 @spread("recorded", [(0, 3), (1, 2), (0, 1, 2)], 1)
 def test_of_a_single_rank_of_a_stage_nothing_tells_how_far_others_are_apart(recorded: tuple[int, ...]) -> None:

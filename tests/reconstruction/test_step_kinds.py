@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from itertools import product
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -43,7 +44,7 @@ def _statuses(found: Reconstruction) -> list[str]:
 
 
 # A commonest kind and none: longer captures, and the order whose messages come in two blocks, count the same way.
-@spread(("steps", "microbatches"), [((4, 4, 8), 4), ((4, 6, 8), 8), ((8, 4, 4, 8, 8), 8), ((1, 2), 2)], 2)
+@spread(("steps", "microbatches"), [((4, 4, 8), 4), ((4, 6, 8), 8), ((8, 4, 4, 8, 8), 8), ((1, 2), 2)], 1)
 @spread("order", [one_f_one_b, gpipe], 1)
 def test_other_numbers_of_microbatches(tmp_path: Path, steps: tuple[int, ...], microbatches: int, order: Any) -> None:
     """The looked at ones are those of the commonest kind, of equally many kinds the fullest."""
@@ -70,7 +71,8 @@ def test_evaluations_among_training_steps(tmp_path: Path) -> None:
     assert not evaluation.pipeline.observed.has_backwards
 
 
-@pytest.mark.parametrize("orders", [(one_f_one_b, forwards, one_f_one_b), (forwards, forwards)])
+# Forwards alone are the easier half of those among training steps.
+@spread("orders", [(one_f_one_b, forwards, one_f_one_b), (forwards, forwards)], 1)
 def test_labels_that_begin_again_in_a_step_without_marks_are_not_joined(tmp_path: Path, orders: Any) -> None:
     """The optimizer parts training steps; an evaluation ahead of one has none."""
     job = Job(3, steps=(4,) * len(orders), orders=orders, marked=False, labelled=True)
@@ -84,8 +86,8 @@ def test_a_gpipe_step_cut_behind_its_forwards_is_no_evaluation(tmp_path: Path) -
     assert _statuses(reconstruct(_run(tmp_path, job))) == ["complete", "complete", "last"]
 
 
-@pytest.mark.parametrize("graphs", [True, False])
-@pytest.mark.parametrize("labelled", [True, False])
+# With both and with neither: which of them tells what the other lacks.
+@spread(("graphs", "labelled"), list(product([True, False], repeat=2)), 2)
 def test_forwards_alone(tmp_path: Path, *, graphs: bool, labelled: bool) -> None:
     """Every rank computes six forwards of 400 us; the last rank ends the window, the first one begins it."""
     found = reconstruct(_run(tmp_path, Job(4, steps=(6, 6), orders=(forwards,), graphs=graphs, labelled=labelled)))
@@ -146,6 +148,8 @@ def test_commands_say_sensible_things_of_forwards(tmp_path: Path, capsys: pytest
     _succeeds("compare", run, run, "--json")
 
 
+# As reported; forwards alone of made jobs by default (above).
+@pytest.mark.thorough
 def test_the_reported_forwards() -> None:
     found = reconstruct(run_of(data("cases", "forward-only")))
     assert found.pipeline.observed.shape.microbatches == 4
@@ -153,6 +157,8 @@ def test_the_reported_forwards() -> None:
     assert len(found.observed.transfers) == 12
 
 
+# As reported; steps of several sizes of made jobs by default (above).
+@pytest.mark.thorough
 def test_the_reported_ramp_up() -> None:
     run = run_of(data("cases", "microbatches-ramp-up"))
     found = reconstruct(run)
