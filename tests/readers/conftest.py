@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from helpers.nsys_export import export
-from helpers.recorded import data
+from helpers.recorded import ROOT
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -16,5 +16,5 @@ if TYPE_CHECKING:
 def exported(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with an export of Nsight Systems per rank of Megatron's two ranks."""
     folder = tmp_path_factory.mktemp("nsys") / "exports"
-    export(data("megatron", "1f1b_m8"), folder)
+    export(ROOT / "tests" / "data" / "megatron-m4", folder)
     return folder

@@ -190,7 +190,7 @@ def test_damaged_gzip_gives_all_before_the_damage(tmp_path: Path) -> None:
     packed = bytearray(gzip.compress(text))
     path = tmp_path / "x.gz"
     rng = random.Random(3)  # noqa: S311
-    for _ in some(range(10), 3):
+    for _ in some(range(10), 1):
         at = rng.randrange(len(packed) // 4, len(packed) - 8)
         damaged = packed[:at] + bytes([packed[at] ^ 0x5A]) + packed[at + 1 :]
         path.write_bytes(damaged)
@@ -207,7 +207,7 @@ def test_damaged_gzip_gives_all_before_the_damage(tmp_path: Path) -> None:
         assert len(found) > len(expected) - 70_000
 
 
-@pytest.mark.parametrize("share", [0.1, 0.5, 0.95])
+@spread("share", [0.1, 0.5, 0.95], [0.5])
 def test_zstd_cut_or_damaged_is_told(share: float, tmp_path: Path) -> None:
     packed = bytearray(pa.compress(_trace(0, 20_000), codec="zstd", asbytes=True))
     path = tmp_path / "rank0.json.zst"
@@ -228,12 +228,12 @@ def test_compressed_archives_in_archives_are_left(tmp_path: Path) -> None:
     assert [left.reason for left in found.left] == ["no trace"]
 
 
-# Zeros go past the end of events where spaces do not: only theirs find what is kept of bytes that are no event, alone
-# and behind an archive's header.
-@spread(
+# Files of 60 MB take as little by default (test_hostile), read by the same blocks; here what is packed grows. Zeros go
+# past the end of events where spaces do not: what is kept of bytes that are no event, alone and behind a header.
+@pytest.mark.thorough
+@pytest.mark.parametrize(
     ("kind", "size_mb", "limit_mb"),
     [("zeros", 100, 300), ("spaces", 50, 120), ("zeros in tar", 50, 120)],
-    [("spaces", 50, 120)],
 )
 def test_bombs_stay_small(kind: str, size_mb: int, limit_mb: int, tmp_path: Path) -> None:
     """A thousand times what is stored; reading takes 80 MB by itself, and the limit leaves no room to keep it."""

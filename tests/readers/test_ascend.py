@@ -18,9 +18,10 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from helpers.notices import texts
+from helpers.recorded import run_of
 from helpers.thorough import spread
 
-from tracetool.ingestion import discover, ingest
+from tracetool.ingestion import discover
 from tracetool.readers import Identity, SourceReport
 from tracetool.readers.ascend import READER
 from tracetool.readers.cann.comms import group_hash
@@ -148,12 +149,14 @@ def test_real_messages_without_the_matrix_are_inferred_the_same(rank: int, tmp_p
     assert any("inferred" in note for note in texts(without.report.notes))
 
 
-@pytest.mark.parametrize(
+# Ranks of one capture.
+@spread(
     ("rank", "starts"),
     [
         (0, [1764246877147674500, 1764246877228630040, 1764246877470477740]),
         (2, [1764246877076689680, 1764246877386327440, 1764246877624879160]),
     ],
+    1,
 )
 def test_real_starts_are_exact(rank: int, starts: list[int]) -> None:
     messages = read_level2(rank).messages()
@@ -209,8 +212,8 @@ def test_real_memory() -> None:
     assert {r["allocated_bytes"] for r in rows if r["component"] == "APP"} == {None}
 
 
-def test_real_set_is_ingested(tmp_path: Path) -> None:
-    run = ingest([data(LEVEL2)], tmp_path / "real.run")
+def test_real_set_is_ingested() -> None:
+    run = run_of(data(LEVEL2))
     assert run.rows("SELECT rank, device, world_size FROM ranks ORDER BY rank") == [
         (0, 0, 4), (1, 1, 4), (2, 4, 4), (3, 5, 4),
     ]  # fmt: skip

@@ -13,6 +13,7 @@ import pyarrow as pa
 import pytest
 from helpers.ascend_capture import COMMUNICATION_STREAM, ORDERS, OUTPUT, hash_of, of_text
 from helpers.recorded import SAMPLES, data
+from helpers.thorough import spread
 
 from tracetool.ingestion import ingest
 from tracetool.readers import Identity, SourceReport
@@ -143,7 +144,7 @@ def test_real_links_agree_with_the_vendors_matrix(rank: int) -> None:
     assert {r["group"] for r in rows} == {hash_of(communicator)}
 
 
-@pytest.mark.parametrize("rank", [0, 1])
+@spread("rank", [0, 1], 1)
 def test_text_and_database_of_the_same_program_agree(rank: int) -> None:
     """Two runs of one program, 28 minutes apart: what it does agrees, when it does so does not.
 

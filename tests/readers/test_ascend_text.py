@@ -70,8 +70,8 @@ def test_a_quote_that_nothing_closes_costs_one_line(tmp_path: Path) -> None:
 
 def test_bytes_are_shown_once(tmp_path: Path) -> None:
     path = tmp_path / "x.csv"
-    path.write_bytes(b"\xef\xbb\xbfa, b\r\n" + b"1,2\r\n" * 400_000)
+    path.write_bytes(b"\xef\xbb\xbfa, b\r\n" + b"1,2\r\n" * 40_000)
     shown: list[int] = []
     assert csv_header(path) == ("a", "b")
-    assert sum(1 for _ in csv_rows(path, ("b",), (), shown.append)) == 400_000
+    assert sum(1 for _ in csv_rows(path, ("b",), (), shown.append)) == 40_000
     assert sum(shown) == path.stat().st_size

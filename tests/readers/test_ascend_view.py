@@ -20,7 +20,8 @@ from tracetool.readers.ascend import READER
 
 DDP = "ascend/Ascend+msinsight/test/data/pytorch/text/level1"
 OUTPUT = "ASCEND_PROFILER_OUTPUT"
-RANKS = [0, 1]
+# Both ranks have the same kinds of rows.
+RANKS = [0, pytest.param(1, marks=pytest.mark.thorough)]
 
 
 def real(rank: int) -> Path:

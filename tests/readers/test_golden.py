@@ -78,7 +78,7 @@ def _facts(tables: dict[str, list[pa.Table]], report: SourceReport) -> Facts:
 
 
 FIRST = {str(Path(name).parent): name for name in reversed(GOLDEN)}
-SMALL = sorted(some(FIRST.values(), 12), key=lambda name: sum(found.events for found in GOLDEN[name]))[:6]
+SMALL = sorted(some(FIRST.values(), 12), key=lambda name: sum(found.events for found in GOLDEN[name]))[:3]
 
 
 # The small ones of the first files of folders, and the sample below. The others have other events: one that only they

@@ -67,7 +67,7 @@ def _read(source: Source, keep: frozenset[str] = frozenset()) -> tuple[dict[str,
 
 @pytest.mark.parametrize("scanner", ["plain", "compiled"])
 # Most are timelines of one capture, iteration by iteration.
-@spread("name", GOLDEN, 10, ids=lambda name: "/".join(Path(name).parts[-3:]))
+@spread("name", GOLDEN, 4, ids=lambda name: "/".join(Path(name).parts[-3:]))
 def test_nothing_is_lost_or_invented(name: str, scanner: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     if scanner == "compiled" and not available():
         pytest.skip("the compiled scanner was not built here")
@@ -99,7 +99,7 @@ def test_nothing_is_lost_or_invented(name: str, scanner: str, tmp_path: Path, mo
 # Columns that are kept are read beside the others; without them, and in every other timeline, the scanners have less
 # in which they could differ, but other values in it.
 @spread("keep", [frozenset(), frozenset({"args", "python_function"})], 1, ids=lambda keep: "keep" if keep else "")
-@spread(("name", "reader"), [*TOGETHER, *((name, "msprof") for name in GOLDEN)], 10)
+@spread(("name", "reader"), [*TOGETHER, *((name, "msprof") for name in GOLDEN)], 5)
 def test_both_scanners_give_the_same_tables(
     name: str, reader: str, keep: frozenset[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -157,6 +157,8 @@ def test_arguments_and_call_stacks_are_kept_on_request(tmp_path: Path, form: str
     assert others == [row | {"event": 0} for row in _read(source)[0]["events"]]
 
 
+# Kineto and Ascend read through one stream, whose forms are tried by default (test_archives, test_trouble_list).
+@pytest.mark.thorough
 def test_compressed_copies_give_the_same(tmp_path: Path) -> None:
     real = data(*PROF.split("/"))
     copies = {}

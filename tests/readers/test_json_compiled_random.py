@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from helpers.event_reference import CLOSED, MORE, as_found, find
 from helpers.event_soup import FIELDS, OWN_KEYS, WANTED, Soup
-from helpers.recorded import data
+from helpers.recorded import SAMPLES
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -104,7 +104,7 @@ def _expected(event: dict[str, Any], key: str, kind: Kind, in_args: bool) -> obj
 
 
 def test_a_recorded_trace_gives_what_json_reads() -> None:
-    text = gzip.decompress(data("h100-pp4", "traces", "1f1b_m8", "rank0.json.gz").read_bytes())
+    text = gzip.decompress((SAMPLES / "h100-1f1b" / "rank0.json.gz").read_bytes())
     events = json.loads(text, parse_int=str, parse_float=str)["traceEvents"]
     wanted = [e for e in events if e["ph"] == "X" and e["cat"] in ("kernel", "cpu_op")]
     start = text.index(b"[", text.index(b'"traceEvents"')) + 1

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import pytest
 from helpers.event_reference import CLOSED, DECLINED, MORE, Found, as_found, find
 from helpers.event_soup import crowd
-from helpers.thorough import some
+from helpers.thorough import some, spread
 
 from tracetool.readers.chrome import Field
 from tracetool.readers.chrome.compiled import CompiledScanner, Kind
@@ -82,14 +82,14 @@ def after_its_like(event: bytes, *samples: bytes) -> bytes:
 
 @pytest.mark.parametrize("sample", SAMPLES, ids=IDS)
 def test_every_byte_of_an_event_may_be_another(sample: bytes) -> None:
-    for at in some(range(len(sample)), 30):
+    for at in some(range(len(sample)), 12):
         for byte in b'"\\}], 09.e\x1f\xff' + bytes([sample[at] ^ 1]):
             scan(after_its_like(sample[:at] + bytes([byte]) + sample[at + 1 :], sample))
 
 
 @pytest.mark.parametrize("sample", SAMPLES, ids=IDS)
 def test_bytes_may_be_missing_or_too_many_anywhere(sample: bytes) -> None:
-    for at in some(range(len(sample) + 1), 30):
+    for at in some(range(len(sample) + 1), 12):
         for more in (b" ", b"0", b'"', b",", b"}", b".", b"e1", b"\\", b'"a":1,'):
             scan(after_its_like(sample[:at] + more + sample[at:], sample))
         for less in (1, 7):
@@ -100,7 +100,7 @@ def test_bytes_may_be_missing_or_too_many_anywhere(sample: bytes) -> None:
 @pytest.mark.parametrize("after", [b"", b"\n]", b",\n" + FLOW, ROOM])
 def test_a_window_may_end_anywhere_in_an_event_of_a_known_shape(after: bytes) -> None:
     text = b",\n".join([*SAMPLES, *SAMPLES, *SAMPLES]) + after
-    for cut in some(range(text.rindex(OP) - 1, len(text) + 1), 100):
+    for cut in some(range(text.rindex(OP) - 1, len(text) + 1), 40):
         found = scan(text, cut)
         assert found.status in (MORE, CLOSED)
         assert found.rows + found.skipped.total() >= 8
@@ -249,7 +249,7 @@ def test_columns_that_few_events_fill() -> None:
     assert bytes(window.columns[3][0]) == b"".join((n == 18).to_bytes(8, "little") for n in range(1500))
 
 
-@pytest.mark.parametrize("branches", [3, 30, 700])
+@spread("branches", [3, 30, 700], [700])
 def test_more_shapes_than_are_remembered(branches: int) -> None:
     shapes = [b'{"ph":"X","cat":"kernel","k%d":1,"ts":%%d,"l%d":{},"dur":2}' % (n, n) for n in range(branches)]
     found = scan(b",\n".join(shapes[n * 7919 % branches] % n for n in range(1400)) + ROOM)

@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from helpers.nsys_export import NESTED, How, Tables, export
-from helpers.recorded import data
+from helpers.recorded import ROOT
 
 from tracetool.cli import run as command
 from tracetool.errors import IngestError
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-SMALL = "1f1b_m8"
+SMALL = ROOT / "tests" / "data" / "megatron-m4"
 KERNELS, CALLS, NVTX = "CUPTI_ACTIVITY_KIND_KERNEL", "CUPTI_ACTIVITY_KIND_RUNTIME", "NVTX_EVENTS"
 
 
@@ -181,7 +181,7 @@ def test_tables_of_a_version_that_is_not_known_are_named(tmp_path: Path) -> None
 
 
 def test_of_two_captures_of_the_same_ranks_one_is_taken(exported: Path, tmp_path: Path) -> None:
-    for file in (*exported.iterdir(), *data("megatron", SMALL).glob("rank*")):
+    for file in (*exported.iterdir(), *SMALL.glob("rank*")):
         shutil.copy(file, tmp_path / file.name)
     found = discover([tmp_path])
     assert [(item.reader, item.rank) for item in found.sources] == [("kineto", 0), ("kineto", 1)]
@@ -196,7 +196,7 @@ def test_of_two_captures_of_the_same_ranks_one_is_taken(exported: Path, tmp_path
 @pytest.fixture(scope="module")
 def in_one_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """An export of both ranks in one file, which does not tell them."""
-    (file,) = export(data("megatron", SMALL), tmp_path_factory.mktemp("one"), How(payloads=False, together=True))
+    (file,) = export(SMALL, tmp_path_factory.mktemp("one"), How(payloads=False, together=True))
     return file
 
 
@@ -204,7 +204,7 @@ def test_a_dry_run_says_which_of_two_captures_is_taken(
     in_one_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """All ranks in one file, which does not tell them: a second capture only where the other one has all ranks."""
-    traces = sorted(data("megatron", SMALL).glob("rank*"))
+    traces = sorted(SMALL.glob("rank*"))
     for file in (in_one_file, *traces):
         shutil.copy(file, tmp_path / file.name)
     assert command(["ingest", str(tmp_path), "--dry-run"]) == 0

@@ -9,6 +9,7 @@ import struct
 from typing import Any
 
 import pytest
+from helpers.thorough import drawn
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -28,6 +29,7 @@ _PLAIN = st.recursive(
 )  # fmt: skip
 
 
+@drawn(100, first=4)
 @given(_PLAIN, st.integers(3, 5))
 def test_what_pickle_writes_is_read(value: Any, protocol: int) -> None:
     assert plain_data(pickle.dumps(value, protocol), "x") == value

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 from helpers.recorded import SAMPLES, data, run_of
-from helpers.thorough import drawn
+from helpers.thorough import drawn, spread
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
@@ -160,7 +160,8 @@ def test_two_traces_in_one_file_are_refused_with_the_place(tmp_path: Path) -> No
         assert not (tmp_path / "x.run").exists()
 
 
-@pytest.mark.parametrize("case", ["NaN", "ctrl", "inf", "negdur", "norank", "nostep", "quote", "trunc"])
+# Each is made up and read by default, too (test_sound_json, test_hostile, above): these were written by programs.
+@spread("case", ["NaN", "ctrl", "inf", "negdur", "norank", "nostep", "quote", "trunc"], ["NaN", "quote", "trunc"])
 def test_the_recorded_damage(case: str, tmp_path: Path) -> None:
     """The good file tells what should come out; the differences are those that the damage explains."""
     good = _events(data("broken", "ok"), tmp_path / "ok.run")
@@ -188,7 +189,7 @@ def _sample() -> bytes:
     return (SAMPLES / "h100-1f1b" / "rank0.json.gz").read_bytes()
 
 
-@drawn(15, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@drawn(15, first=4, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(part=st.floats(min_value=0.02, max_value=0.99))
 def test_a_cut_gzip_keeps_what_was_compressed_whole(part: float, tmp_path: Path) -> None:
     whole = gzip.decompress(_sample())
@@ -221,7 +222,7 @@ def test_a_damaged_rank_costs_the_others_nothing(tmp_path: Path) -> None:
     assert not (tmp_path / "strict.run").exists()
 
 
-@pytest.mark.parametrize("part", [0.1, 0.5, 0.9])
+@spread("part", [0.1, 0.5, 0.9], [0.5])
 def test_a_file_without_its_beginning_keeps_its_whole_events(part: float, tmp_path: Path) -> None:
     text = gzip.decompress(_sample())
     begin = int(len(text) * part)
@@ -250,7 +251,7 @@ def _random_text(seed: int, size: int) -> bytes:
     return bytes(random.Random(seed).choices(b'{}"abc0123,:[]', k=size))  # noqa: S311 - no secret
 
 
-@pytest.mark.parametrize("size", [1 << 10, 1 << 18])
+@spread("size", [1 << 10, 1 << 18], 1)
 def test_members_of_a_gzip_larger_than_a_block_are_read_one_after_the_other(size: int, tmp_path: Path) -> None:
     """As ``cat a.gz b.gz`` and parallel compressors write them."""
     text = _random_text(1, 1_000_000)

@@ -101,7 +101,7 @@ def test_sound_json_is_read_alike_however_it_is_written(
     assert expected[:2] == ({}, {})
     assert len(expected[4][0]) == 5
 
-    @drawn(25)
+    @drawn(25, first=4)
     @given(some=st.randoms(use_true_random=True))
     def alike(some: random.Random) -> None:
         unknown = {f"unknown {n}": some.choice(NESTED) for n in range(some.randrange(4))}
@@ -127,7 +127,7 @@ def test_a_bare_list_of_events_is_the_same_trace(space: str, tmp_path: Path) -> 
 
 
 # Small and large, before and after: the other two pairs tell whether a value is lost by its size or by its place.
-@spread(("size", "front"), list(product([100_000, 5 << 20], [True, False])), [(100_000, True), (5 << 20, False)])
+@spread(("size", "front"), list(product([100_000, 5 << 20], [True, False])), [(100_000, True), (100_000, False)])
 def test_long_values_may_stand_before_or_after_the_events(size: int, *, front: bool, tmp_path: Path) -> None:
     frames = [{"name": f"frame {n}", "ph": "no event"} for n in range(size // 50)]
     own = {
@@ -147,11 +147,11 @@ def test_long_values_may_stand_before_or_after_the_events(size: int, *, front: b
 
 
 @BY_SCANNER
-# An escape before the last place and none in it are two ways in which scanners leave their fast path at once.
+# An escape in the last place and none before it are two ways in which scanners leave their fast path, one by one.
 @spread(
     ("spelling", "place"),
     list(product(["kernel", "kern\\u0065l"], [1, 5])),
-    [("kernel", 1), ("kern\\u0065l", 5)],
+    [("kern\\u0065l", 5)],
 )
 def test_a_long_event_is_sound_wherever_it_stands(
     scanner: str, spelling: str, place: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
