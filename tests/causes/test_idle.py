@@ -10,7 +10,7 @@ import pytest
 from helpers.engine_cases import schedules
 from helpers.idle_checks import check, sums
 from helpers.synthetic import BYTE_PER_NS, pipeline, places, replayed, scenario
-from helpers.thorough import drawn
+from helpers.thorough import drawn, spread
 from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 
@@ -244,7 +244,7 @@ def test_memory_has_what_the_forwards_that_it_cut_off_would_have_filled() -> Non
 
 @pytest.mark.parametrize("latency", [100, 350, 700])
 @pytest.mark.parametrize(("extra", "cut"), [(0, 1), (0, 2), (1, 1), (1, 2), (2, 1)])
-@pytest.mark.parametrize("m", [8, 13, 24])
+@spread("m", [8, 13, 24], 1)
 def test_memory_has_no_more_than_the_limit_costs(m: int, extra: int, cut: int, latency: int) -> None:
     """Of every rank at most T(N) - T(N + cut), T(N) = (m+p-1)(f+b) + 2c + n max(0, 2c - N(f+b))."""
     p, k, topology = 4, 3, places([2, 2], latency_ns=latency)

@@ -80,14 +80,14 @@ def with_scenario(path: Path, scenario: Scenario, **changes: Any) -> Path:
 
 
 # That no member lacks a value here is tried by default (above); members are walked through by one function.
-@spread("name", sorted(changed_scenarios()), 5)
+@spread("name", sorted(changed_scenarios()), 2)
 def test_each_member_of_a_what_if_is_seen(capsys: pytest.CaptureFixture[str], tmp_path: Path, name: str) -> None:
     base = with_scenario(tmp_path / "base.json", PLACED)
     other = with_scenario(tmp_path / "other.json", changed_scenarios()[name])
     assert_other_what_ifs(capsys, tmp_path, base, other)
 
 
-@pytest.mark.parametrize("name", [f.name for f in fields(Seating)])
+@spread("name", [f.name for f in fields(Seating)], 1)
 def test_each_member_of_a_place_on_a_network_is_seen(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, name: str
 ) -> None:
@@ -111,7 +111,7 @@ def assert_other_what_ifs(capsys: pytest.CaptureFixture[str], tmp_path: Path, ba
     assert len(what_ifs) == 2
 
 
-@pytest.mark.parametrize("name", [f.name for f in fields(Taken)])
+@spread("name", [f.name for f in fields(Taken)], 2)
 def test_what_was_taken_from_elsewhere_is_seen(capsys: pytest.CaptureFixture[str], tmp_path: Path, name: str) -> None:
     """Of two other recordings, and of one and none."""
     others: dict[str, list[Any]] = {"copied_ranks": [{2: 0}, {2: 1}], "copied_spread_ratio": [0.01, 0.02]}
@@ -123,8 +123,8 @@ def test_what_was_taken_from_elsewhere_is_seen(capsys: pytest.CaptureFixture[str
         assert as_json(capsys, 1, one, other)["failures"] == [f"the sides replayed different scenarios ({told})"]
 
 
-@pytest.mark.parametrize(
-    ("name", "value"), [("extra_forwards", [1, 1, 0, 0]), ("chunks", 3), ("time_limit_s", 2.0), ("order", "f00")]
+@spread(
+    ("name", "value"), [("extra_forwards", [1, 1, 0, 0]), ("chunks", 3), ("time_limit_s", 2.0), ("order", "f00")], 2
 )
 def test_what_was_asked_of_one_schedule_is_seen(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, name: str, value: object
@@ -162,7 +162,7 @@ def said_by_replay(*options: str) -> dict[str, Any]:
 PLACE = ("--dc", "0-1,2-3", "--link", "dc0-dc1=25Gbit/s,10ms")
 
 
-@pytest.mark.parametrize(
+@spread(
     ("options", "seen"),
     [
         (("--microbatches", "16"), "scenarios (microbatches)"),
@@ -171,6 +171,7 @@ PLACE = ("--dc", "0-1,2-3", "--link", "dc0-dc1=25Gbit/s,10ms")
         (("--pipelines-on-link", "2"), "scenarios (pipelines)"),
         (("--extra-forwards", "1,1,0,0"), "geopipe was asked for otherwise (extra_forwards)"),
     ],
+    2,
 )
 def test_options_of_replay_are_no_drift(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, options: tuple[str, ...], seen: str

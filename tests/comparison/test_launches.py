@@ -11,6 +11,7 @@ import msgspec
 import pytest
 from helpers.notices import texts
 from helpers.recorded import ROOT
+from helpers.thorough import spread
 
 from tracetool.comparison import Comparison, compare
 from tracetool.comparison.sides import side_of
@@ -48,7 +49,7 @@ def causes(done: Comparison, name: str) -> list[str]:
     return [cause.name for cause in main_causes(done, line)]
 
 
-@pytest.mark.parametrize("steps", [4, 5, 6, 8])
+@spread("steps", [4, 5, 6, 8], 2)
 def test_the_same_program_launched_again_has_not_changed(steps: int) -> None:
     """Any of their steps against any of the other's: clocks and memory are of another process, and nothing counts."""
     draw = random.Random(steps)  # noqa: S311 - which steps, not secrets

@@ -149,7 +149,7 @@ def test_an_executor_that_is_not_there_is_named(
     address: str, says: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("distributed")
-    monkeypatch.setattr(executors, "_CONNECT_SECONDS", 1)
+    monkeypatch.setattr(executors, "_CONNECT_SECONDS", 0.2)
     target = tmp_path / "x.run"
     assert command(["ingest", str(SAMPLES / "h100-1f1b"), "-o", str(target), "--executor", address]) == 2
     assert says in capsys.readouterr().err
@@ -290,7 +290,7 @@ def test_a_cluster_without_workers_is_told(monkeypatch: pytest.MonkeyPatch) -> N
 def unlike(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Run]:
     """Traces of three pipelines of which two are unlike the first, each in its way; and their Run, by this process."""
     folder = tmp_path_factory.mktemp("unlike")
-    write_job(folder / "traces", MadeJob(pp=2, dp=3, slow={1: 1.25, 5: 1.5}, seed=3))
+    write_job(folder / "traces", MadeJob(pp=2, dp=3, microbatches=2, steps=1, slow={1: 1.25, 5: 1.5}, seed=3))
     return folder / "traces", tt.ingest(folder / "traces", folder / "x.run", options=IngestOptions(jobs=1))
 
 
@@ -317,11 +317,15 @@ def test_one_of_each_kind_of_pipelines_is_kept_as_it_would_be_reconstructed(
     assert record_job(run, first) == job
 
 
+# Workers write the same Run, and this process keeps each kind, by default (above).
+@pytest.mark.thorough
 def test_worker_processes_keep_the_same_kinds(unlike: tuple[Path, Run], tmp_path: Path) -> None:
     traces, run = unlike
     _same_kinds(tt.ingest(traces, tmp_path / "x.run", options=IngestOptions(jobs=2)), run)
 
 
+# A cluster writes the same Run, and this process keeps each kind, by default (above).
+@pytest.mark.thorough
 @_of_dask
 def test_a_dask_cluster_keeps_the_same_kinds_and_shows_which(
     cluster: Any, unlike: tuple[Path, Run], tmp_path: Path

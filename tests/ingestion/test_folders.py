@@ -137,7 +137,9 @@ def test_another_tools_manifest_makes_no_run(tmp_path: Path) -> None:
 
 
 # Quotes, braces and other scripts can each be lost in a text that is put together without quoting.
-@spread("name", ["a\nb.json", 'it\'s "quoted".json', "-o.json", "%s{0}.json", "ключ.json", "a\udcff.json"], 2)
+@spread(
+    "name", ["a\nb.json", 'it\'s "quoted".json', "-o.json", "%s{0}.json", "ключ.json", "a\udcff.json"], ["a\udcff.json"]
+)
 def test_names_may_be_anything(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = _write(tmp_path / name, 0)
     (tmp_path / f"{name}.txt").write_bytes(b"nothing")
@@ -189,11 +191,11 @@ def test_a_job_of_nothing_but_damage_says_what_is_damaged(tmp_path: Path) -> Non
         ingest([path], tmp_path / "x.run")
 
 
-def test_thousands_of_other_files_cost_no_minute(tmp_path: Path) -> None:
+def test_hundreds_of_other_files_cost_no_time(tmp_path: Path) -> None:
     _write(tmp_path / "a.json", 0)
-    for number in range(2000):
+    for number in range(400):
         (tmp_path / f"{number}.txt").write_bytes(b"%d" % number)
     begin = time.monotonic()
     found = discover([tmp_path])
-    assert len(found.left) == 2000
-    assert time.monotonic() - begin < 60
+    assert len(found.left) == 400
+    assert time.monotonic() - begin < 12

@@ -7,6 +7,7 @@ import gzip
 import re
 from typing import TYPE_CHECKING
 
+import pytest
 from helpers.peak_memory import ingest_peak_mb
 from helpers.recorded import SAMPLES
 from helpers.thorough import spread
@@ -34,6 +35,8 @@ def _write(path: Path, size_mb: int) -> int:
     return copies
 
 
+# A large file takes little by default (readers/test_hostile); here one ten times as large takes no more.
+@pytest.mark.thorough
 # The plain scanner, which is there where nothing compiles, keeps other things of a block.
 @spread(("scanner", "sizes_mb"), [("", (10, 100)), ("plain", (4, 30))], 1)
 def test_the_peak_does_not_grow_with_the_file(scanner: str, sizes_mb: tuple[int, int], tmp_path: Path) -> None:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Any, cast
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, NoReturn, cast
 
 import pytest
-from helpers.recorded import SAMPLES, derived
+from helpers.recorded import SAMPLES, derived, run_of
 from helpers.spoiled_files import FORMATS
 
 from tracetool.cli import run as command
@@ -40,9 +41,9 @@ def bucket() -> Iterator[Path]:
 
 
 def test_from_and_to_a_bucket(bucket: Path) -> None:
-    run = derive(ingest(["memory://bucket/traces"], "memory://bucket/x.run"))
-    here = derived(SAMPLES / "h100-1f1b")
-    for table in ("events", "comms", "steps", "ops", "transfers", "stages"):
+    run = ingest(["memory://bucket/traces"], "memory://bucket/x.run")
+    here = run_of(SAMPLES / "h100-1f1b")
+    for table in ("events", "comms", "steps"):
         assert run.query(f"SELECT * FROM {table}").equals(here.query(f"SELECT * FROM {table}")), table
     assert Run(as_path("memory://bucket/x.run")).manifest == run.manifest
     with pytest.raises(BadQuery):
@@ -177,7 +178,8 @@ def test_a_run_takes_derived_tables_there(bucket: Path) -> None:
     assert again.count("ops") == run.count("ops") > 0
     assert "reconstruction" in again.manifest
     assert again.kept("thing") == [1, 2]
-    assert derived(SAMPLES / "h100-1f1b").table("stages").equals(again.table("stages"))
+    for table in ("ops", "transfers", "stages"):
+        assert derived(SAMPLES / "h100-1f1b").table(table).equals(again.table(table))
 
 
 def test_what_a_stopped_writer_left_is_no_run(
@@ -239,6 +241,25 @@ def test_the_commands_take_urls(bucket: Path, capsys: pytest.CaptureFixture[str]
     assert capsys.readouterr().out.endswith("n\n4\n")
     assert command(["info", "nosuch://bucket/x.run"]) == 2
     assert "nosuch://bucket/x.run cannot be opened" in capsys.readouterr().err
+
+
+def test_what_refuses_is_told_with_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As s3fs says that there is no bucket, and that it may not look."""
+
+    store = import_module("fsspec.implementations.memory").MemoryFileSystem
+
+    def refuse(*_: object, **__: object) -> NoReturn:
+        raise error
+
+    for error, told, hint in (
+        (FileNotFoundError("The specified bucket does not exist"), "x.run cannot be written: The spec", "make the buck"),
+        (PermissionError("Forbidden"), "x.run cannot be read", "check credentials and address"),
+    ):  # fmt: skip
+        with monkeypatch.context() as patch:
+            patch.setattr(store, "find", refuse)
+            with pytest.raises(StoreError, match=told) as caught:
+                ingest([SAMPLES / "h100-1f1b"], "memory://nowhere/x.run")
+        assert hint in (caught.value.hint or "")
 
 
 def test_a_question_puts_nothing_on_an_object_store(bucket: Path) -> None:

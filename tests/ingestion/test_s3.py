@@ -1,4 +1,8 @@
-"""Traces and Runs on S3, as moto's server plays it: by the commands, with a writer that is killed, and what refuses."""
+"""Traces and Runs on S3, as moto's server plays it: by the commands, with a writer that is killed, and what refuses.
+
+To load and start the server takes as long as what is asked of it. By default the same is asked of a store in memory
+(test_remote): here what S3 and its package do otherwise is seen.
+"""
 
 from __future__ import annotations
 
@@ -25,6 +29,7 @@ if TYPE_CHECKING:
 
 _NEEDED = ("upath", "s3fs", "moto", "flask", "flask_cors")
 pytestmark = [
+    pytest.mark.thorough,
     # To look for them costs nothing; to load them, in every worker that collects these tests, two seconds.
     pytest.mark.skipif(not all(map(find_spec, _NEEDED)), reason="needs the dependency group s3 (moto's server)"),
     pytest.mark.filterwarnings("default"),  # what botocore and the server warn of is not ours to mend

@@ -168,6 +168,9 @@ def _judged(done: OverlapComparison, machines: dict[str, Machine]) -> Iterator[t
         yield kind, abs(row.error_ratio or 0.0), None if row is base else abs(change)
 
 
+# Mean errors of each machine and who wins are held by default (above). Here every kind of error that is told is held
+# against all that was measured, on five sets of recordings.
+@pytest.mark.thorough
 def test_errors_that_are_told_cover_what_was_measured() -> None:
     """Of every kind at least 95 % of the measured ways, and no more than a point beyond all of them."""
     plain = sorted(data("h100-tp").glob("traces/*_coll"))
@@ -193,6 +196,8 @@ def test_errors_that_are_told_cover_what_was_measured() -> None:
             assert least <= ratio < max(seen, default=ratio) + 0.0105, (kind, least)
 
 
+# The same machines from half of their recordings: the constants told are looked at, not what is predicted.
+@pytest.mark.thorough
 def test_the_host_is_less_sure_from_the_recordings_of_one_shape() -> None:
     """Two recordings each, instead of four."""
     errors: dict[str, list[tuple[bool, bool]]] = defaultdict(list)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import msgspec
 import pytest
 from helpers.recorded import ROOT, data
+from helpers.thorough import spread
 
 from tracetool.overlap.measured import MeasuredShape, MeasuredVariant, MeasuredVariants, read_measured
 from tracetool.overlap.prediction import PredictedVariant, compare
@@ -28,6 +29,12 @@ def four_h100() -> tuple[LayerRecording, ...]:
 
 
 @cache
+def plain_h100() -> tuple[LayerRecording, ...]:
+    """Those of layers as they are of one shape."""
+    return tuple(read_recordings(sorted(data("h100-tp").glob("traces/8192_4096_2752_*_coll"))))
+
+
+@cache
 def two_h200() -> tuple[LayerRecording, ...]:
     """Without the folder's name, which is that of a transport."""
     found = read_recordings([H200 / "traces" / "nvlink"])
@@ -38,7 +45,7 @@ def predicted(
     variant: str, shape: MeasuredShape = SMALL, group_size: int = 4, transport: str = "nvlink-nccl"
 ) -> PredictedVariant:
     row = MeasuredVariant(shape=shape, group_size=group_size, transport=transport, variant=variant, measured_ms=1.0)
-    (found,) = compare(four_h100(), MeasuredVariants(results=[row])).rows
+    (found,) = compare(plain_h100(), MeasuredVariants(results=[row])).rows
     return found
 
 
@@ -71,7 +78,7 @@ VARIANTS = (
 )  # fmt: skip
 
 
-@pytest.mark.parametrize("tokens", [256, 8192, 1 << 40])
+@spread("tokens", [1 << 40, 8192, 256], 1)
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_what_has_a_name_is_predicted_however_large(variant: str, tokens: int) -> None:
     """Times that a float tells apart to a microsecond at most were taken for none, and the simulation stood still."""
@@ -85,18 +92,21 @@ def test_what_has_a_name_is_predicted_however_large(variant: str, tokens: int) -
 
 
 def test_groups_of_several_sizes_are_each_predicted_from_their_own() -> None:
-    both = [*four_h100(), *two_h200()]
+    both = [*plain_h100(), *two_h200()]
     rows = [
         MeasuredVariant(shape=SMALL, group_size=size, transport="nvlink", variant="ag_sliced2", measured_ms=1.0)
         for size in (2, 4, 8)
     ]
     mixed = compare(both, MeasuredVariants(results=rows)).rows
-    alone = [compare(each, MeasuredVariants(results=rows)).rows for each in (two_h200(), four_h100())]
+    alone = [compare(each, MeasuredVariants(results=rows)).rows for each in (two_h200(), plain_h100())]
     assert mixed[0].time == alone[0][0].time
     assert mixed[1].time == alone[1][1].time
     assert mixed[2].reason == "recorded are groups of 2 and 4 ranks"
 
 
+# All ten recordings are read for it. Predictions from plain layers are held against measured ones by default
+# (test_accuracy).
+@pytest.mark.thorough
 def test_rows_are_predicted_from_layers_as_they_are_alone() -> None:
     """The recordings of overlapping ways beside them, and what the file says was measured, change nothing."""
     file = read_measured(data("h100-tp") / "measured.json")[0]
@@ -109,6 +119,8 @@ def test_rows_are_predicted_from_layers_as_they_are_alone() -> None:
     assert all(each == times[0] for each in times)
 
 
+# All ten recordings are read for it, of which those of the row itself are of no use.
+@pytest.mark.thorough
 def test_a_recording_of_the_row_itself_is_left_out() -> None:
     """Were it used, the rows that it is of would follow it."""
     slow = [

@@ -87,7 +87,7 @@ def test_zb_h1(p: int, costs: Split) -> None:
 
 
 @spread("p", range(2, 9))
-@pytest.mark.parametrize("costs", [EQUAL, (3, 2, 2), (5, 6, 4), (2, 3, 2)])
+@spread("costs", [EQUAL, (3, 2, 2), (5, 6, 4), (2, 3, 2)], 2)
 def test_zb_h2(p: int, costs: Split) -> None:
     """Within a rank (p-1)(f+i-2w), 2p-1 in flight; the window has the fill (p-1) f at least."""
     f, i, w = costs
@@ -243,7 +243,7 @@ def test_dualpipe_table(name: str, p: int, m: int, bubbles: tuple[int, int, int 
     assert most_in_flight(schedule) == [peak] * p
 
 
-@pytest.mark.parametrize("p", [2, 4, 6, 8, 10])
+@spread("p", [2, 4, 6, 8, 10], [2, 8])
 def test_dualpipe_at_equal_parts(p: int) -> None:
     """(P/2-1)(F&B+B-3W) is exact where f = i = w and F&B = F + B; P+1 in flight."""
     for m in (2 * p, 2 * p + 2, 4 * p):

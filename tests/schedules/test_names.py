@@ -73,14 +73,15 @@ def test_who_uses_another_word_is_told_the_name(asked: str, told: str | None) ->
 
 def test_nothing_outside_the_library_spells_a_schedules_name() -> None:
     """What is asked of a schedule is a property of its kind; its name stands with it and in the registry alone."""
+    names = frozenset(SCHEDULES.names())
     spelled = {
         (str(path), node.value)
         for path, tree in modules().items()
         if "schedules/library" not in str(path) and "studies" not in str(path)
         for node in ast.walk(tree)
-        if isinstance(node, ast.Constant) and node.value in SCHEDULES.names()
+        if isinstance(node, ast.Constant) and node.value in names
     }
-    registry = {("schedules/__init__.py", name) for name in SCHEDULES.names()}
+    registry = {("schedules/__init__.py", name) for name in names}
     others = {("reports/schemas.py", "geopipe")}
     # What other frameworks call them, and of which shapes they exist, which orders alone would tell too late.
     torch = ("gpipe", "1f1b", "interleaved", "looped-bfs", "interleaved-zero-bubble", "zb-v", "dualpipev")

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import pytest
 from helpers.parsed import modules
 from helpers.synthetic import found, pipeline, places, scenario
-from helpers.thorough import spread
+from helpers.thorough import some, spread
 
 from tracetool.advice import advise
 from tracetool.advice.cotune import co_tune
@@ -86,7 +86,7 @@ def chosen(delay_ns: int, within: float = 0.02) -> tuple[int, ...]:
     return (extra, extra, 0, 0)
 
 
-@spread("delay_ns", DELAYS)
+@spread("delay_ns", DELAYS, [CYCLE * 41 // 40])
 def test_an_answer_tunes_it(delay_ns: int) -> None:
     done = answer(measured(), ["toy", "geopipe"], scenario(places([2, 2], latency_ns=delay_ns)))
     first = done.results[0]
@@ -110,7 +110,7 @@ def test_memory_cuts_it() -> None:
 
 
 def test_a_sweep_tunes_it_over_every_link() -> None:
-    delays = tuple(delay_ns for delay_ns in DELAYS if delay_ns)
+    delays = tuple(some((delay_ns for delay_ns in DELAYS if delay_ns), 2))
     dcs = (Topology(("dc0", "dc0", "dc1", "dc1")),)
     grid = Grid(("toy",), dcs=dcs, bandwidths_bytes_per_s=(10**9,), latencies_ns=delays)
     swept = sweep(measured(), grid, jobs=1)

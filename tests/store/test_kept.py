@@ -47,7 +47,7 @@ def copied(tmp_path: Path) -> Run:
 
 
 # What a recording has besides, a memory, a second pipeline or rings, is kept in parts of their own.
-@spread("name", RECORDINGS, ["no device", "ascend"])
+@spread("name", RECORDINGS, ["rings", "ascend"])
 def test_what_is_kept_is_what_would_be_found_again(name: str) -> None:
     run = RECORDINGS[name]()
     kept = run.kept(KEPT)
@@ -59,7 +59,7 @@ def test_what_is_kept_is_what_would_be_found_again(name: str) -> None:
     )
 
 
-@pytest.mark.parametrize("name", RECORDINGS)
+@spread("name", RECORDINGS, ["rings", "ascend"])
 def test_a_survey_that_is_kept_is_the_one_that_would_be_made_again(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     run = RECORDINGS[name]()
     assert run.kept(SURVEY) is not None

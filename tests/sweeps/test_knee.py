@@ -44,8 +44,8 @@ def hidden_ns(p: int, m: int, boundary: int, n: int) -> float:
     return (KNEE_RATIO * (m + p - 1) * CYCLE + r * n * CYCLE) / (2 * r - 2 * KNEE_RATIO)
 
 
-@pytest.mark.parametrize(("p", "m", "boundary"), [(4, 16, 1), (8, 32, 3), (8, 64, 5)])
-@pytest.mark.parametrize("latency_us", [500, 3_000])
+@spread(("p", "m", "boundary"), [(4, 16, 1), (8, 32, 3), (8, 64, 5)], 2)
+@spread("latency_us", [500, 3_000], [3_000])
 def test_the_knee_of_1f1b(p: int, m: int, boundary: int, latency_us: int) -> None:
     """T(b) = A + K S / b, K = 2 (r + 1): doubling b gains K S / 2b, which is 1 % of T(b) at b = 49 K S / A."""
     latency = latency_us * US
@@ -56,7 +56,7 @@ def test_the_knee_of_1f1b(p: int, m: int, boundary: int, latency_us: int) -> Non
     assert found.at_latency_ns == latency
 
 
-@pytest.mark.parametrize("swept", [(10**6, 10**7), (10**13, 10**14), (2 * 10**9,)])
+@spread("swept", [(10**6, 10**7), (10**13, 10**14), (2 * 10**9,)], 1)
 def test_the_knee_is_found_wherever_the_grid_lies(swept: tuple[int, ...]) -> None:
     """Where the delay is hidden, T = (m + p - 1)(f + B) + 2c: K = 2."""
     latency = 10_000 * US
@@ -66,8 +66,9 @@ def test_the_knee_is_found_wherever_the_grid_lies(swept: tuple[int, ...]) -> Non
     assert found.extra_forwards == (3, 3, 3, 3, 0, 0, 0, 0)
 
 
-@pytest.mark.parametrize(("p", "m", "boundary"), [(4, 16, 1), (8, 32, 3)])
-@pytest.mark.parametrize("n", [0, 1, 3])
+# A boundary further down is another number of crossings.
+@spread(("p", "m", "boundary"), [(4, 16, 1), (8, 32, 3)], 1)
+@spread("n", [0, 1, 3], 2)
 def test_the_latency_that_a_warm_up_hides_and_what_more_costs(p: int, m: int, boundary: int, n: int) -> None:
     """2c <= n (f + B), and as much beyond as 1 % of the floor is."""
     found, *_ = knees(

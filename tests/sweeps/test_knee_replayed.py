@@ -11,9 +11,9 @@ from functools import cache
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
+import pytest
 from helpers.recorded import SAMPLES, looked_at, run_of
 from helpers.synthetic import pipeline
-from helpers.thorough import is_asked, spread
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
@@ -135,8 +135,10 @@ def hold(asked: Asked) -> None:
     assert there <= KNEE_RATIO < min([*higher, 1])
 
 
+# A small pipeline by default (below); others have limits, boundaries and depths of their own.
+@pytest.mark.thorough
 @given(drawn())
-@settings(max_examples=6 if is_asked() else 2, deadline=None, phases=[Phase.explicit, Phase.generate])
+@settings(max_examples=6, deadline=None, phases=[Phase.explicit, Phase.generate])
 def test_of_drawn_pipelines(asked: Asked) -> None:
     hold(asked)
 
@@ -146,7 +148,17 @@ def _sample() -> Pipeline:
     return looked_at(run_of(SAMPLES / "h100-1f1b")).pipeline
 
 
-# The warm-up of the other one is chosen for each link.
-@spread("schedule", ["1f1b", "geopipe"], ["geopipe"])
+def test_of_a_small_pipeline() -> None:
+    """Two stages, the second one slower, with a tail and room for two more microbatches."""
+    small = pipeline(
+        2, 4, [3 * MS, 4 * MS], [5 * MS, 8 * MS], payload_bytes=10**6, activation_bytes=10, static_bytes=100,
+        tail_ns=2 * MS, p2p="in-order",
+    )  # fmt: skip
+    hold(Asked(small, "geopipe", ("dc0", "dc1"), "in-order", 6 * MS, 140))
+
+
+# A small pipeline by default (above).
+@pytest.mark.thorough
+@pytest.mark.parametrize("schedule", ["1f1b", "geopipe"])
 def test_of_the_sample(schedule: str) -> None:
     hold(Asked(_sample(), schedule, ("dc0", "dc0", "dc1", "dc1"), "in-order", 10 * MS, 80 << 30))

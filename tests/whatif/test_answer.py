@@ -78,7 +78,7 @@ def only(done: Answer) -> Result:
     return result
 
 
-@pytest.mark.parametrize("occupied", [False, True])
+@spread("occupied", [False, True], [True])
 # A rule that is off by one forward, or by the share that pays, is off in other places of the line, too.
 @spread("c", [1, 69, 70, 700, 1500, 1612, 1613, 2900, 3000, 4500, 6100, 9000], [69, 70, 1613, 4500])
 def test_geopipe_hides_the_link_with_as_many_forwards_as_the_closed_form_asks_for(c: int, occupied: bool) -> None:
@@ -96,7 +96,7 @@ def test_geopipe_hides_the_link_with_as_many_forwards_as_the_closed_form_asks_fo
     assert expected <= hiding
 
 
-@pytest.mark.parametrize("c", [1500, 3000, 4500, 6400, 9000])
+@spread("c", [1500, 3000, 4500, 6400, 9000], 2)
 def test_geopipe_takes_exactly_the_hiding_depth_where_every_forward_pays(c: int) -> None:
     """ceil(2c / (f+b)) extra forwards; their window is (m+p-1)(f+b) + 2c."""
     hiding = ceil(2 * c / CYCLE)

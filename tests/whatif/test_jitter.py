@@ -33,7 +33,7 @@ VARYING = pipeline(2, 4, [[5, 10, 11, 12], [6, 13, 17, 19]], [[30, 20, 21, 27], 
     seed=st.integers(-(2**63), 2**63),
     times=st.lists(st.integers(1, 1000), min_size=16, max_size=16),
 )
-@drawn(15)
+@drawn(15, first=3)
 def test_equal_seeds_are_equal_and_quantiles_in_order(seed: int, times: list[int]) -> None:
     measured = pipeline(2, 4, [times[:4], times[4:8]], [times[8:12], times[12:]])
     one = _spread(measured, seed)
@@ -44,7 +44,7 @@ def test_equal_seeds_are_equal_and_quantiles_in_order(seed: int, times: list[int
 
 
 def test_seeds_differ() -> None:
-    assert len({_spread(VARYING, seed) for seed in range(8)}) > 1
+    assert len({_spread(VARYING, seed) for seed in range(3)}) > 1
 
 
 @pytest.mark.parametrize("m", [1, 3, 8])

@@ -111,10 +111,7 @@ def in_words(found: Iterable[tuple[Any, ...]]) -> str:
         ("interleaved2", SLOW, None, None),
         ("zbv", SLOW, None, None),
     ],
-    [
-        ("sample", SLOW, 14, None),
-        ("sample", SLOW, 80, ("dualpipe", "zb-v")),
-    ],
+    [("sample", SLOW, 80, ("dualpipe", "zb-v"))],
 )
 def test_python_faces_say_the_same(name: str, link: str, hbm_gib: int | None, names: tuple[str, ...] | None) -> None:
     found = recorded(name)
