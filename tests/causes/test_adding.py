@@ -65,6 +65,9 @@ for number, line in enumerate(sys.argv[1].strip().splitlines()):
 """
 
 
+# The product is copied and runs five commands. That each cause has its words, look and removal is held by default
+# (test_idle, tests/explanation).
+@pytest.mark.thorough
 def test_a_cause_that_is_declared_once_is_everywhere(product: Path) -> None:
     assert len(EDITS) <= 3
     command = [sys.executable, "-c", SCRIPT, COMMANDS.format(trace=SAMPLES / "ascend-1f1b")]

@@ -6,10 +6,9 @@ import json
 from dataclasses import fields, replace
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
-import pytest
 from helpers.comparing import as_json, report, sample
 from helpers.recorded import h100, rebuilt
 from helpers.thorough import spread
@@ -27,6 +26,9 @@ from tracetool.network.tiers import Network, Tier
 from tracetool.reports import RunFacts
 from tracetool.reports.answer.json import scenario_info
 from tracetool.reports.explanation.json import explanation_info
+
+if TYPE_CHECKING:
+    import pytest
 
 LINKS = (Link("dc0", "dc1", 3_125_000_000, 10_000_000), Link("dc1", "dc0", 3_125_000_000, 10_000_000))
 PLACED = Scenario(topology=Topology(("dc0", "dc0", "dc1", "dc1"), LINKS))

@@ -61,8 +61,7 @@ DATASETS = {
 
 DEFAULT = [
     f"{MSINSIGHT}/test/data/pytorch/text/level1", f"{MSINSIGHT}/test/data/pytorch/db/level1", f"{MSINSIGHT}/server",
-    f"{MINDINSIGHT}/cluster_propose", f"{STRAGGLERS}/timeline-ST.json.gz", "cpu-gloo-pp4/ScheduleZBVZeroBubble",
-    f"{H100}/1f1b_m8",
+    f"{MINDINSIGHT}/cluster_propose", "cpu-gloo-pp4/ScheduleZBVZeroBubble", f"{H100}/1f1b_m8",
 ]  # fmt: skip
 
 

@@ -257,6 +257,9 @@ def test_a_worker_of_a_cluster_that_is_killed_costs_nothing(cluster: Any, tmp_pa
     _same(run, run_of(SAMPLES / "h100-1f1b"))
 
 
+# Work that ends every process of this machine is named by default, and one killed worker of a cluster costs nothing
+# (above).
+@pytest.mark.thorough
 @_of_dask
 def test_work_that_ends_every_worker_of_a_cluster_is_named(
     cluster: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -11,7 +11,7 @@ from shutil import copytree
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import pytest
-from helpers.recorded import SAMPLES, derived, h100
+from helpers.recorded import SAMPLES, derived, run_of
 from helpers.renumbered import write_renumbered
 from helpers.same_tables import assert_same_tables
 from helpers.thorough import spread
@@ -128,6 +128,8 @@ def _asked(run: Run, monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     return asked
 
 
+# How fast many ranks are is held by what a question opens by default (below), and by the benchmarks.
+@pytest.mark.thorough
 def test_three_pipelines_ask_no_more_queries_than_one(one: Run, three: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     """But two: what groups across pipelines are for, and which pipelines are alike."""
     more = _asked(three, monkeypatch) - _asked(one, monkeypatch)
@@ -203,7 +205,7 @@ def test_a_summary_goes_through_large_tables_once(three: Run, monkeypatch: pytes
 
 def test_clocks_of_many_ranks_are_those_of_few(monkeypatch: pytest.MonkeyPatch) -> None:
     """The way of solving for many ranks, on a recording of few: the same offsets to the ns."""
-    run = h100("tp2pp2_1f1b_m8")
+    run = run_of(ONE)
     few = survey_run(run, Account()).clocks
     monkeypatch.setattr(clock_pairs, "_MANY", 0)
     many = survey_run(run, Account()).clocks

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import pytest
 from helpers.recorded import looked_at, small
+from helpers.thorough import spread
 
 from tracetool.schedules.names import best_fit
 
 
-@pytest.mark.parametrize(
+# Each is another order.
+@spread(
     ("recording", "schedule"),
     [
         ("izb", "interleaved-zero-bubble"),

@@ -176,6 +176,8 @@ def test_places_and_layers_combine() -> None:
     assert done.knees[1].bandwidth_bytes_per_s == alone.knees[0].bandwidth_bytes_per_s
 
 
+# What is swept is held to replay by default (above), the report to its schema (tests/reports, tests/cli).
+@pytest.mark.thorough
 @pytest.mark.usefixtures("asked_once")
 def test_command_line(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tracetool.ingestion.runs.open_run", lambda *_, **__: with_sequence_parallelism())

@@ -106,7 +106,7 @@ def test_where_no_recording_was_like_it_a_change_has_no_error() -> None:
 
 
 # Replay misses each recording by another amount: the error of one could hide behind those of the measured changes.
-@spread("base", ["1f1b_m8", "rt1f1b_m8", "gpipe_m8", "zbh1_m8"], 2)
+@spread("base", ["1f1b_m8", "rt1f1b_m8", "gpipe_m8", "zbh1_m8"], 1)
 def test_no_error_is_smaller_than_what_replay_misses_of_the_recording(base: str) -> None:
     done = answer(rebuilt(base), ["gpipe", "geopipe", "interleaved"], over(10, 25), baseline="observed")
     assert done.results

@@ -119,9 +119,10 @@ def test_the_gain_is_a_share_of_the_whole_step() -> None:
 def test_every_boundary_gets_forwards_until_the_delay_is_hidden() -> None:
     """Three regions of 3, 3 and 2 equal stages: ceil(2c / (f+b)) per boundary reach (m+p-1)(f+b) + 4c."""
     p, c = 8, 4000
-    pipe = pipeline(p, M, F, B, p2p="posted-ahead")
+    m = 24
+    pipe = pipeline(p, m, F, B, p2p="posted-ahead")
     result = only(answer(found(pipe), ["geopipe"], scenario(places([3, 3, 2], latency_ns=c))))
-    floor = (M + p - 1) * CYCLE + 4 * c
+    floor = (m + p - 1) * CYCLE + 4 * c
     hiding = ceil(2 * c / CYCLE)
     assert result.extra_forwards is not None
     assert floor <= result.metrics.window_ns <= floor / (1 - 0.005)

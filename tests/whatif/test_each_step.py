@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import json
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
+from helpers.made_job import MadeJob
+from helpers.made_traces import write_job
 from helpers.recorded import data, derived, h100
+from helpers.thorough import spread
 
 from tracetool.cli import run
+from tracetool.ingestion import ingest
 from tracetool.model.scenario import Scenario
 from tracetool.model.timeline import measure
 from tracetool.model.topology import Topology
@@ -19,14 +23,30 @@ from tracetool.replays.evaluation import stages_for
 from tracetool.schedules import build_schedule
 from tracetool.whatif.variation import predict_each_step
 
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tracetool.store.run import Run
+
 FIGURES = ("step_ns", "window_ns", "bubble_ns", "bubble_ratio", "cross_dc_bubble_ns")
 
 
-def test_what_is_replayed_by_each_step_is_what_a_look_at_it_gives(capsys: pytest.CaptureFixture[str]) -> None:
-    """Re-cut stages, halves of backwards and slowdowns are those of the step: zb-v and zb-h1 need them."""
-    recording = derived(data("h100-pp4", "traces", "rt1f1b_m8"))
+def _made(folder: Path) -> Run:
+    write_job(folder / "traces", MadeJob(pp=4, microbatches=4, steps=2, layers=2, jitter_ratio=0.03, seed=1))
+    return ingest([folder / "traces"], folder / "x.run")
+
+
+# Halves of backwards and slowdowns, too, are those of a recorded step.
+@spread(
+    ("made", "schedules", "numbers"), [(True, "geopipe,interleaved", (0, 1)), (False, "geopipe,zb-h1,zb-v", (1, 2))], 1
+)
+def test_what_is_replayed_by_each_step_is_what_a_look_at_it_gives(
+    made: bool, schedules: str, numbers: tuple[int, int], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Re-cut stages are those of the step."""
+    recording = _made(tmp_path) if made else derived(data("h100-pp4", "traces", "rt1f1b_m8"))
     asked = [
-        "replay", str(recording.path), "--schedule", "geopipe,zb-h1,zb-v", "--extra-forwards", "2,2,0,0",
+        "replay", str(recording.path), "--schedule", schedules, "--extra-forwards", "2,2,0,0",
         "--dc", "0-1,2-3", "--link", "dc0-dc1=25Gbit/s,10ms", "--json",
     ]  # fmt: skip
 
@@ -35,13 +55,13 @@ def test_what_is_replayed_by_each_step_is_what_a_look_at_it_gives(capsys: pytest
         results: list[dict[str, Any]] = json.loads(capsys.readouterr().out)["results"]
         return results
 
-    alone = {step: answered("--step", str(step)) for step in (1, 2)}
-    assert all(result["each_step"] == [] for result in alone[2])
-    for step in (1, 2):
+    alone = {step: answered("--step", str(step)) for step in numbers}
+    assert all(result["each_step"] == [] for result in alone[numbers[1]])
+    for step in numbers:
         both = answered("--step", str(step), "--each-step")
         for place, result in enumerate(both):
             assert result["each_step"] == [
-                {"number": n} | {name: alone[n][place][name] for name in FIGURES} for n in (1, 2)
+                {"number": n} | {name: alone[n][place][name] for name in FIGURES} for n in numbers
             ]
     assert run([*asked, "--each-step", "--copy-missing-ranks"]) == 2
     assert "copied ranks have no steps of their own" in capsys.readouterr().err
