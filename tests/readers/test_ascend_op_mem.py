@@ -8,8 +8,8 @@ from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import pytest
 from helpers.recorded import data
+from helpers.thorough import spread
 
 from tracetool.ingestion import ingest
 from tracetool.reports.recording.findings import find_gaps
@@ -38,7 +38,8 @@ def test_twelve_allocations_of_a_mebibyte_and_their_releases(tmp_path: Path) -> 
     assert not any("memory of this rank" in note for s in run.manifest["sources"] for note in s["notes"])
 
 
-@pytest.mark.parametrize("words", [("allocate", "release"), ("malloc", "free")])
+# Words are those of two versions of the profiler.
+@spread("words", [("malloc", "free"), ("allocate", "release")], 1)
 def test_the_same_records_come_from_either_table(words: tuple[str, str], tmp_path: Path) -> None:
     """Of a public capture MEMORY_RECORD has the graph engine's levels, too: they are those of NPU_OP_MEM."""
     source = data("ascend", *LEVEL1.parts, "rank0_ascend_pt")

@@ -89,7 +89,7 @@ def test_a_clock_that_is_off_by_more_than_the_bounds_of_buffered_sends_is_moved(
     "name",
     [
         "ckpt_nonreentrant", "ckpt_reentrant", "zbv", "dualpipev", "izb", "interleaved2", "interleaved3", "loopedbfs",
-    ], 3)  # fmt: skip
+    ], ["zbv", "izb"])  # fmt: skip
 def test_ranks_of_one_host_have_one_clock(name: str) -> None:
     """Their barriers end within microseconds of each other in the recordings."""
     run = small(name)

@@ -315,7 +315,7 @@ def _told_by(label: str, segment: Segment) -> bool:
 
 
 # Each has another placement of stages or order of work.
-@spread("name", SMALL, 3)
+@spread("name", SMALL, ["zbv", "interleaved3"])
 def test_stages_of_two_ranks_are_told_apart_kernel_by_kernel(name: str) -> None:
     """With two ranks both neighbours are the same rank, so that only the order of work tells what a message is."""
     run = small(name)
@@ -331,7 +331,7 @@ def test_stages_of_two_ranks_are_told_apart_kernel_by_kernel(name: str) -> None:
             assert sum(k.event in labels for k in segment.kernels) >= 0.9 * len(segment.kernels)
 
 
-@spread("name", SMALL, 3)
+@spread("name", SMALL, ["zbv", "izb", "interleaved3"])
 def test_messages_of_two_ranks_carry_their_labels(name: str) -> None:
     placement, chunks, microbatches = SMALL[name]
     crossing = 2 * chunks - 1 - (1 if placement == "v" else 0)  # the turn of a V stays on its rank

@@ -41,7 +41,11 @@ def _check_nothing_is_repeated(found: Reconstruction) -> None:
 
 
 # Each is of another job, whose nodes launch other kernels.
-@spread("case", ["two-tensors-per-hop", "merged-ranks-own-pids", "microbatches-ramp-up", "ring-attention-pp2-cp2"], 2)
+@spread(
+    "case",
+    ["two-tensors-per-hop", "merged-ranks-own-pids", "microbatches-ramp-up", "ring-attention-pp2-cp2"],
+    ["ring-attention-pp2-cp2"],
+)
 def test_kernels_that_nodes_launch_themselves_repeat_no_forward(case: str) -> None:
     """Their kernels name the autograd node as their op, whose number is that of the forward op it undoes.
 

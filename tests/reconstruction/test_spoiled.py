@@ -240,8 +240,9 @@ def test_a_pipeline_whose_middle_edge_is_not_recorded_is_no_shorter_pipeline(tmp
         _spoiled(tmp_path, change)
 
 
-# In the order of their numbers, either way, a chain could be found by them.
-@spread("names", [(0, 1, 2, 3), (3, 2, 1, 0), (2, 0, 3, 1)], [(2, 0, 3, 1)])
+# Messages alone tell the order of made jobs by default (test_coordinates).
+@pytest.mark.thorough
+@pytest.mark.parametrize("names", [(0, 1, 2, 3), (3, 2, 1, 0), (2, 0, 3, 1)])
 def test_without_a_group_of_the_pipeline_its_order_is_inferred_and_said(
     tmp_path: Path, clean: Metrics, names: tuple[int, ...]
 ) -> None:
@@ -359,6 +360,8 @@ def test_actions_with_labels_that_their_messages_contradict_are_refused(tmp_path
         _relabelled(tmp_path, lambda rank, label: swapped.get(label, label) if rank == 1 else label)
 
 
+# Labels that contradict messages are refused by default (above).
+@pytest.mark.thorough
 def test_labels_of_stages_that_send_to_no_neighbour_are_refused(tmp_path: Path) -> None:
     """Ranks 1 and 2 take each other's labels, but rank 0 still sends to rank 1."""
     with pytest.raises(UnmatchedTransfer, match=r"stage 0 \(rank 0\) sends F0 to stage 2 \(rank 1\)"):
