@@ -14,6 +14,7 @@ import pytest
 from helpers.injected import injected, later, slower
 from helpers.notices import texts
 from helpers.recorded import SAMPLES, data, derived, h100, run_of
+from helpers.thorough import some
 
 from tracetool.comparison import Comparison, compare
 from tracetool.comparison.sides import Side, side_of
@@ -54,9 +55,9 @@ def of_steps(recording: Recording, places: Sequence[int]) -> Side:
 
 
 def test_disjoint_steps_of_one_run_never_regress() -> None:
-    """20 pairs of five and five steps of job ST. Its steps take 2.05 to 2.33 s, so this is no quiet machine."""
+    """Pairs of five and five steps of job ST, 20 in a thorough run. Its steps take 2.05 to 2.33 s, so this is no quiet machine."""
     draw = random.Random(20)  # noqa: S311 - which steps, not secrets
-    for _ in range(20):
+    for _ in some(range(20), 8):
         places = draw.sample(range(STEPS), STEPS)
         base, new = (of_steps(real_steps(), half).values for half in (places[:5], places[5:]))
         lines = judge(base, new, Rules(), same_traces=False)
@@ -82,6 +83,8 @@ def test_one_step_of_a_recording_does_not_regress_from_the_other() -> None:
     assert next(line for line in done.lines if line.key.text == "step_ns").verdict == "inconclusive"
 
 
+# Two recordings are derived for it; what slows a stage down is named of recordings that were slowed by default (below).
+@pytest.mark.thorough
 def test_computes_that_slow_down_beside_waiting_messages_are_named_so() -> None:
     """Grouped against in-order 1F1B on one machine: only the latter posts receives ahead, which wait beside computes.
 

@@ -372,7 +372,7 @@ def test_two_recorded_pipelines_are_as_slow_as_the_slower_one() -> None:
 def test_over_links_all_pipelines_are_those_that_were_recorded_whole(capsys: pytest.CaptureFixture[str]) -> None:
     """Two of four ranks lack their computes: what the second pipeline sends over the link is not known."""
     traces = str(data("ascend", "Ascend+msinsight", "test", "st", "level2"))
-    words = ["replay", traces, "--all-pipelines"]
+    words = ["replay", traces, "--schedule", "1f1b", "--all-pipelines"]
     assert command(words) == 0
     assert "1 pipeline not recorded whole (1)" in " ".join(capsys.readouterr().out.split())
     assert command([*words, "--dc", "0,1", "--link", "dc0-dc1=25Gbit/s,10ms"]) == 2
