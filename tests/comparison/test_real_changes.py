@@ -55,7 +55,10 @@ def of_steps(recording: Recording, places: Sequence[int]) -> Side:
 
 
 def test_disjoint_steps_of_one_run_never_regress() -> None:
-    """Pairs of five and five steps of job ST, 20 in a thorough run. Its steps take 2.05 to 2.33 s, so this is no quiet machine."""
+    """20 pairs of five and five steps of job ST, of which 8 by default.
+
+    Its steps take 2.05 to 2.33 s, so this is no quiet machine.
+    """
     draw = random.Random(20)  # noqa: S311 - which steps, not secrets
     for _ in some(range(20), 8):
         places = draw.sample(range(STEPS), STEPS)
