@@ -7,7 +7,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, NoReturn, cast
 
 import pytest
-from helpers.recorded import SAMPLES, derived, run_of
+from helpers.recorded import ROOT, derived, run_of
 from helpers.spoiled_files import FORMATS
 
 from tracetool.cli import run as command
@@ -27,12 +27,14 @@ if TYPE_CHECKING:
 
 pytest.importorskip("upath")
 
+FOUR_RANKS = ROOT / "tests" / "data" / "megatron-vpp2"
+
 
 @pytest.fixture
 def bucket() -> Iterator[Path]:
-    """A bucket with the four ranks of a sample."""
+    """A bucket with the four ranks of a small recording."""
     folder = as_path("memory://bucket")
-    for path in sorted((SAMPLES / "h100-1f1b").glob("*.gz")):
+    for path in sorted((FOUR_RANKS).glob("*.gz")):
         target = folder / "traces" / path.name
         target.parent.mkdir(parents=True, exist_ok=True)
         target.write_bytes(path.read_bytes())
@@ -42,7 +44,7 @@ def bucket() -> Iterator[Path]:
 
 def test_from_and_to_a_bucket(bucket: Path) -> None:
     run = ingest(["memory://bucket/traces"], "memory://bucket/x.run")
-    here = run_of(SAMPLES / "h100-1f1b")
+    here = run_of(FOUR_RANKS)
     for table in ("events", "comms", "steps"):
         assert run.query(f"SELECT * FROM {table}").equals(here.query(f"SELECT * FROM {table}")), table
     assert Run(as_path("memory://bucket/x.run")).manifest == run.manifest
@@ -101,7 +103,7 @@ def test_what_opens_like_no_trace_is_copied_only_if_it_is_small(bucket: Path, tm
 def test_an_object_that_changes_is_copied_anew(bucket: Path, tmp_path: Path) -> None:
     ingest(["memory://bucket/traces"], tmp_path / "x.run")
     (bucket / "traces" / "rank3.json.gz").unlink()
-    changed = (SAMPLES / "h100-1f1b" / "rank1.json.gz").read_bytes() + b"\0"
+    changed = (FOUR_RANKS / "rank1.json.gz").read_bytes() + b"\0"
     (bucket / "traces" / "rank1.json.gz").write_bytes(changed)
     run = ingest(["memory://bucket/traces"], tmp_path / "y.run")
     assert run.rows("SELECT rank, size_bytes FROM sources ORDER BY rank")[1] == (1, len(changed))
@@ -118,8 +120,8 @@ def test_a_question_copies_what_it_needs(bucket: Path) -> None:
     assert copies() == {"manifest.json"}
     assert run.rows("SELECT count(*) FROM ranks") == [(4,)]
     assert copies() == {"manifest.json", "ranks/run.parquet"}
-    assert len(run.table("memory", ["rank"])) == run.count("memory")
-    assert copies() == {"manifest.json", "ranks/run.parquet", "memory/source-00000-00003.parquet"}
+    assert len(run.table("comms", ["rank"])) == run.count("comms")
+    assert copies() == {"manifest.json", "ranks/run.parquet", "comms/source-00000-00003.parquet"}
 
 
 def test_a_list_of_what_there_is_copies_nothing(bucket: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -150,7 +152,7 @@ def test_progress_is_told_of_what_is_copied(bucket: Path, tmp_path: Path) -> Non
     for file in Objects(bucket / "traces").folder.glob("*"):
         file.unlink()
     ingest(["memory://bucket/traces"], tmp_path / "told.run", progress=told)
-    size = sum(file.stat().st_size for file in (SAMPLES / "h100-1f1b").glob("*.gz"))
+    size = sum(file.stat().st_size for file in (FOUR_RANKS).glob("*.gz"))
     assert (told.starts, told.done) == ([size, size], 2 * size)
 
 
@@ -179,7 +181,7 @@ def test_a_run_takes_derived_tables_there(bucket: Path) -> None:
     assert "reconstruction" in again.manifest
     assert again.kept("thing") == [1, 2]
     for table in ("ops", "transfers", "stages"):
-        assert derived(SAMPLES / "h100-1f1b").table(table).equals(again.table(table))
+        assert derived(FOUR_RANKS).table(table).equals(again.table(table))
 
 
 def test_what_a_stopped_writer_left_is_no_run(
@@ -259,7 +261,7 @@ def test_what_refuses_is_told_with_what_to_do(monkeypatch: pytest.MonkeyPatch) -
         with monkeypatch.context() as patch:
             patch.setattr(store, "find", refuse)
             with pytest.raises(StoreError, match=told) as caught:
-                ingest([SAMPLES / "h100-1f1b"], "memory://nowhere/x.run")
+                ingest([FOUR_RANKS], "memory://nowhere/x.run")
         assert hint in (caught.value.hint or "")
 
 

@@ -33,6 +33,8 @@ from tracetool.reconstruction.capture.survey import survey_run
 from tracetool.replays import replay
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from tracetool.store.run import Run
 
 TABLES = ("events", "comms", "groups", "steps", "memory", "ranks")
@@ -116,7 +118,7 @@ def _made() -> Run:
     return run_of(folder)
 
 
-TP2PP2 = {"made": _made, "recorded": lambda: h100("tp2pp2_1f1b_m8")}
+TP2PP2: dict[str, Callable[[], Run]] = {"made": _made, "recorded": lambda: h100("tp2pp2_1f1b_m8")}
 # What is recorded has kernels of other times on every rank, and other groups besides.
 BY_JOB = spread("job", TP2PP2, ["made"])
 
