@@ -297,6 +297,9 @@ def unlike(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Run]:
     return folder / "traces", tt.ingest(folder / "traces", folder / "x.run", options=IngestOptions(jobs=1))
 
 
+# Kinds of pipelines are told apart and joined by default (whatif/test_all_pipelines), and what is kept is what would be
+# found again (store/test_kept).
+@pytest.mark.thorough
 def test_one_of_each_kind_of_pipelines_is_kept_as_it_would_be_reconstructed(
     unlike: tuple[Path, Run], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -77,6 +77,9 @@ def test_recorded_layers_say_what_is_in_the_way(capsys: pytest.CaptureFixture[st
     assert "in the way of slice:8, each by itself: calls of the host and launches" in capsys.readouterr().out
 
 
+# Losses inside layers and actions are told by default (above); what is told of the step is that of replay
+# (tests/explanation).
+@pytest.mark.thorough
 def test_explain_tells_of_the_step_with_layers_that_overlap(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -7,6 +7,7 @@ import json
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from helpers.thorough import spread
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -108,7 +109,7 @@ def test_careless_joins_cost_no_event(
     ],
     ids=["quote", "nul", "bracket", "opening", "nothing", "nan"],
 )
-@pytest.mark.parametrize("place", [1, 2, 3])
+@spread("place", [1, 2, 3], [2])
 def test_a_damaged_event_costs_no_other(tmp_path: Path, scanner: str, damage: Any, mended: bool, place: int) -> None:
     pieces = [damage(piece) if n == place else piece for n, piece in enumerate(PIECES)]
     spans, _, report = read(tmp_path / "x.json", f"[{','.join(pieces)}]".encode())

@@ -52,7 +52,7 @@ def _run(tmp_path: Path, *events: str, head: str = '"schemaVersion": 1', tail: s
     return ingest([path], tmp_path / "x.run", force=True)
 
 
-@pytest.mark.parametrize(
+@spread(
     ("args", "comm"),
     [
         (
@@ -74,7 +74,7 @@ def test_absurd_communication_is_unknown(
     assert {key: rows[0][key] for key in comm} == comm
 
 
-@pytest.mark.parametrize(
+@spread(
     ("changes", "reason"),
     [
         ({"ts": "DIGITS"}, "time is no number"),

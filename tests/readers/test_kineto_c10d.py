@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from helpers.recorded import data, run_of
+from helpers.thorough import spread
 
 from tracetool.ingestion import ingest
 
@@ -74,7 +75,7 @@ def test_without_recorded_inputs_or_with_several_groups_the_peer_stays_unknown(t
     assert [row[1:3] for row in _comms(tmp_path / "b", named, groups)] == [(None, 32)]
 
 
-@pytest.mark.parametrize(
+@spread(
     ("more", "peer", "found"),
     [
         ([("3", [2, 5, 7]), ("1", [2, 5, 7])], 1, (5, "0")),
@@ -106,9 +107,7 @@ def test_an_op_around_a_record_fills_in_its_peer_and_is_not_counted_twice(tmp_pa
     assert rows[0][-1] == "metadata"
 
 
-@pytest.mark.parametrize(
-    "inputs", [7, "[", '["", "", "x"]', "[[], [], {}]", ["", "", "-1"], ["", "", "99999999999"], '["", "", "²"]']
-)
+@spread("inputs", [7, "[", '["", "", "x"]', "[[], [], {}]", ["", "", "-1"], ["", "", "99999999999"], '["", "", "²"]'])
 def test_inputs_of_any_other_form_name_no_peer(tmp_path: Path, inputs: object) -> None:
     event = _op("c10d::send", 10, 5)
     event["args"] |= {"Concrete Inputs": inputs, "Input Dims": [[[-1]], "x"]}

@@ -14,6 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 from helpers.nsys_export import NESTED, How, Tables, export
 from helpers.recorded import ROOT
+from helpers.thorough import spread
 
 from tracetool.cli import run as command
 from tracetool.errors import IngestError
@@ -85,7 +86,8 @@ def _as_lines(folder: Path, tables: dict[str, pa.Table]) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("write", [_as_parquet, _as_arrow, _as_streams, _as_lines])
+# Streams are Arrow files of another frame.
+@spread("write", [_as_parquet, _as_arrow, _as_streams, _as_lines], [_as_arrow, _as_lines])
 def test_every_form_of_export_gives_the_same_events(
     write: Any, small_export: tuple[Path, dict[str, pa.Table]], tmp_path: Path
 ) -> None:
@@ -100,7 +102,7 @@ def test_every_form_of_export_gives_the_same_events(
         assert other.table("comms").equals(plain.table("comms"))
 
 
-@pytest.mark.parametrize("write", [_as_parquet, _as_arrow])
+@spread("write", [_as_parquet, _as_arrow], 1)
 def test_payloads_are_whole_where_their_column_is_declared_as_text(
     write: Any, small_export: tuple[Path, dict[str, pa.Table]], tmp_path: Path
 ) -> None:

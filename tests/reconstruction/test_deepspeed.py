@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from helpers.notices import codes
-from helpers.recorded import ROOT, SAMPLES, looked_at, run_of, small
+from helpers.recorded import ROOT, looked_at, small
 
 from tracetool.model.action import ActionKind
 from tracetool.model.notice import NoticeCode
@@ -37,7 +37,7 @@ def test_transfers_that_no_kernel_runs_beside_block() -> None:
     blocking = looked_at(small("deepspeed"))
     assert blocking.pipeline.p2p == "blocking"
     assert [f.evidence for f in blocking.findings if f.fact == "p2p"] == ["inferred"]
-    assert looked_at(run_of(SAMPLES / "h100-1f1b-annotated")).pipeline.p2p == "in-order"
+    assert looked_at(small("h200-pp2")).pipeline.p2p == "in-order"
 
 
 def test_deepspeed_steps_are_predicted_from_four_microbatches() -> None:

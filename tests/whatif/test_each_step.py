@@ -9,7 +9,7 @@ import pytest
 from helpers.made_job import MadeJob
 from helpers.made_traces import write_job
 from helpers.recorded import data, derived, h100
-from helpers.thorough import spread
+from helpers.thorough import some, spread
 
 from tracetool.cli import run
 from tracetool.ingestion import ingest
@@ -57,7 +57,7 @@ def test_what_is_replayed_by_each_step_is_what_a_look_at_it_gives(
 
     alone = {step: answered("--step", str(step)) for step in numbers}
     assert all(result["each_step"] == [] for result in alone[numbers[1]])
-    for step in numbers:
+    for step in some(numbers, 1):
         both = answered("--step", str(step), "--each-step")
         for place, result in enumerate(both):
             assert result["each_step"] == [
