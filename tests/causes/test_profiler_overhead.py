@@ -63,6 +63,8 @@ def test_what_it_takes_is_no_miss_of_the_replay(tmp_path: Path) -> None:
     assert codes(untold.warnings) == [NoticeCode.FIDELITY]
 
 
+# As reported; what a profiler takes of made jobs by default (above).
+@pytest.mark.thorough
 def test_the_reported_buffer_request() -> None:
     """4,940 us of an Activity Buffer Request on rank 2."""
     explained = explain(reconstruct(run_of(data("cases", "profiler-buffer-request"))))

@@ -60,6 +60,6 @@ OTHERS = {
 
 
 # Each has idle time of its own kinds; a case of the chain that only one of them meets is found by all.
-@spread("name", OTHERS, ["sample", "ascend sample", "dualpipev", "looped-bfs"])
+@spread("name", OTHERS, ["sample", "ascend sample"])
 def test_causes_cover_the_bubble_of_every_recording(name: str) -> None:
     both(looked_at(OTHERS[name]()))

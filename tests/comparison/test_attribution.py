@@ -33,7 +33,7 @@ sides = st.builds(
 
 
 @given(sides, sides)
-@drawn(40)
+@drawn(40, first=4)
 def test_contributions_sum_to_the_change_exactly(base: Pipeline, new: Pipeline) -> None:
     """Of times, sizes and ratios alike; with the rest they sum to whatever was observed. Replayed here once more."""
     found = attribute(base, new)

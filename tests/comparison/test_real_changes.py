@@ -79,6 +79,8 @@ def test_what_of_a_run_is_not_compared_is_said() -> None:
     assert side_of([("sample", derived(SAMPLES / "h100-1f1b"))]).notes == ()
 
 
+# Disjoint steps of a job never regress by default (above).
+@pytest.mark.thorough
 def test_one_step_of_a_recording_does_not_regress_from_the_other() -> None:
     recording = recording_of(h100("1f1b_m8"))
     done = compare(of_steps(recording, [0]), of_steps(recording, [1]))

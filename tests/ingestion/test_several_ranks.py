@@ -233,7 +233,7 @@ REFUSED: dict[str, tuple[Callable[[], Trace], str]] = {
 }
 
 
-@pytest.mark.parametrize("form", REFUSED)
+@spread("form", REFUSED, 1)
 def test_ranks_that_nothing_tells_apart_are_refused(form: str, tmp_path: Path) -> None:
     make, why = REFUSED[form]
     path = tmp_path / "merged.json"

@@ -172,9 +172,9 @@ def test_random_damage_of_an_archive_raises_nothing(tmp_path: Path) -> None:
 def test_gzip_of_many_short_members(tmp_path: Path) -> None:
     """Each was handed the rest of the file anew: a megabyte took minutes."""
     path = tmp_path / "x.gz"
-    members = [gzip.compress(b"%d," % n) for n in range(30_000)]
+    members = [gzip.compress(b"%d," % n) for n in range(10_000)]
     path.write_bytes(b"".join(members) + bytes(1000))
-    assert _all(path) == (b"".join(b"%d," % n for n in range(30_000)), None)
+    assert _all(path) == (b"".join(b"%d," % n for n in range(10_000)), None)
 
 
 def test_what_follows_compressed_data_is_told(tmp_path: Path) -> None:

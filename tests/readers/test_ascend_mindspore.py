@@ -6,6 +6,7 @@ import csv
 import shutil
 from typing import TYPE_CHECKING
 
+import pytest
 from helpers.recorded import data
 from helpers.thorough import spread
 from readers.ascend_reading import find, read_capture, read_only
@@ -39,6 +40,8 @@ def as_mindspore(real: Path, folder: Path) -> Path:
     return folder
 
 
+# Files of a tree are found by their names alone (below); what is in them is read by one reader (test_ascend).
+@pytest.mark.thorough
 # Rank 2 has the same files as rank 0, ranks 1 and 3 have fewer: that none is asked for in vain they alone find.
 @spread("rank", range(4), 1)
 def test_tree_of_mindspore_reads_like_torch_npus(rank: int, tmp_path: Path) -> None:

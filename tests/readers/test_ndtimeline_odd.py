@@ -84,7 +84,7 @@ def test_names_of_batches() -> None:
         assert messages_of(other) == ()
 
 
-@drawn(30)
+@drawn(30, first=4)
 @given(
     st.integers(1, 4), st.integers(1, 3), st.integers(1, 6), st.integers(1, 2), st.integers(1, 2), st.booleans(),
     st.booleans(), st.sets(st.sampled_from(["gmc", "seq_id", "note"])),
@@ -115,7 +115,7 @@ def test_every_job_gets_its_labels(
     assert sum(report.skipped[silent] for report in reports.values()) == 4 * microbatches * dp * steps * idle
 
 
-@drawn(60)
+@drawn(60, first=4)
 @given(st.integers(1, 3), st.integers(1, 2), st.integers(1, 4), st.booleans(), st.booleans(), st.data())
 def test_lost_rows_never_move_a_label(
     pp: int, chunks: int, microbatches: int, idle: bool, interleaved: bool, draw: st.DataObject

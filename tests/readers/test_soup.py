@@ -86,7 +86,7 @@ def _counts(report: SourceReport) -> tuple[object, ...]:
     return report.rows, report.dropped, report.repaired, report.skipped, report.notes, report.first_ns
 
 
-@drawn(120, parent=SETTINGS)
+@drawn(120, first=5, parent=SETTINGS)
 @given(SEEDS)
 def test_whole_files_give_every_event_exactly(seed: int) -> None:
     rng = _random(seed)
@@ -101,7 +101,7 @@ def test_whole_files_give_every_event_exactly(seed: int) -> None:
     assert spans + found.report.skipped.total() >= len(file.events)
 
 
-@drawn(250, parent=SETTINGS)
+@drawn(250, first=5, parent=SETTINGS)
 @given(SEEDS)
 def test_damage_costs_what_it_touches_only(seed: int) -> None:
     rng = _random(seed)
@@ -198,7 +198,7 @@ def _is_subsequence(short: list[Row], long: list[Row]) -> bool:
     return all(row in rest for row in short)
 
 
-@drawn(60, parent=SETTINGS)
+@drawn(60, first=5, parent=SETTINGS)
 @given(SEEDS)
 def test_several_damages_raise_nothing_and_scanners_agree(seed: int) -> None:
     rng = _random(seed)
@@ -213,7 +213,7 @@ def test_several_damages_raise_nothing_and_scanners_agree(seed: int) -> None:
             _read_by_all(text)
 
 
-@drawn(30, parent=SETTINGS)
+@drawn(30, first=5, parent=SETTINGS)
 @given(SEEDS)
 def test_arguments_are_kept_as_they_stand(seed: int) -> None:
     file = KinetoSoup(_random(seed)).file(6)

@@ -137,6 +137,8 @@ def _check_messages(run: Run, steps: Sequence[int], expected: int) -> None:
         assert len(found.observed.transfers) == expected
 
 
+# Small recordings of torch's schedules are named by default (schedules/test_recordings).
+@pytest.mark.thorough
 # Interleaving looks like others until a chunk tells it apart; the others have one order each, of which small recordings
 # have another half of a backward (below).
 @spread(

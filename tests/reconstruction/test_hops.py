@@ -32,7 +32,7 @@ def _check(found: Reconstruction, p: int, m: int, forward: int, backward: int) -
     assert {s.backward_payload_bytes for s in found.pipeline.stages[1:]} == {backward}
 
 
-@pytest.mark.parametrize("batched", [True, False])
+@spread("batched", [False, True], 1)
 # Labels say where actions are, which messages then need not: the others, and other numbers of tensors, meet one by one.
 @spread("labelled", [False, True], 1)
 @spread(
@@ -52,6 +52,8 @@ def test_tensors_of_a_hop_are_one_message(
     assert min(moved) == 60_000 if batched else min(moved) >= 60_000
 
 
+# 1F1B with several tensors by default (above), GPipe with one (test_coordinates).
+@pytest.mark.thorough
 def test_gpipe_with_several_tensors(tmp_path: Path) -> None:
     job = Job(3, forward_bytes=TWO, backward_bytes=THREE, orders=(gpipe,), batched=False)
     run = derive(ingest([write(tmp_path / "traces", job)], tmp_path / "x.run"))

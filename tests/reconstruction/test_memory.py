@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from helpers.ascend_capture import ORDERS, of_text
 from helpers.notices import texts
-from helpers.recorded import SAMPLES, data, derived, h100, looked_at, rebuilt, run_of
+from helpers.recorded import SAMPLES, data, derived, looked_at, rebuilt, run_of
 
 from tracetool.ingestion import ingest
 from tracetool.model.action import ActionKind
@@ -108,10 +108,8 @@ def test_gradients_stay_until_after_the_last_action() -> None:
 
 def test_logits_that_outlive_their_backward_count_as_in_flight() -> None:
     """The last stage holds 2048 x 32000 bf16 logits until its next forward: GPipe holds those of all microbatches."""
-    run = h100("1f1b_m8_mem")
-    account = Account()
-    found = reconstruct(run, account=account)
-    (finding,) = [f for f in account.findings if f.fact == "memory" and f.subject == "stage 3"]
+    found = rebuilt("1f1b_m8_mem")
+    (finding,) = [f for f in found.findings if f.fact == "memory" and f.subject == "stage 3"]
     assert finding.detail is not None
     assert finding.detail.startswith("125.00 MiB of a forward outlive its backward")
     assert finding.confidence == 1

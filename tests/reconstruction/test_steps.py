@@ -37,6 +37,9 @@ HIDDEN = {
 }
 
 
+# Steps without marks are as many, of as many messages, by default (below), and made jobs without marks hold their
+# pipelines (test_step_kinds).
+@pytest.mark.thorough
 # Of each evidence the messages of steps are counted by default (below); labels and kernels say more than messages.
 @spread("evidence", HIDDEN, ["messages"])
 # In GPipe all forwards come first and tensor parallel ranks meet within steps: other places where a cut could fall.

@@ -57,7 +57,7 @@ def link_per_kind(hop: Hop) -> tuple[bool, bool] | None:
 
 
 # What delays messages, and what occupies the link besides; the other rows have one of them alone, or more of it.
-@spread(("occupancy", "latency", "windows"), TABLE, [TABLE[2], TABLE[8]])
+@spread(("occupancy", "latency", "windows"), TABLE, [TABLE[8]])
 @pytest.mark.parametrize("name", COLUMNS)
 def test_sensitivity_to_a_dc_boundary(
     name: str, occupancy: float, latency: float, windows: tuple[float | None, ...]

@@ -284,7 +284,7 @@ def test_replay_runs_greedy_without_blocking_and_posted_ahead_in_the_same_time(
 
 
 # The same placement with twice the microbatches: other memory, and with recomputation other costs.
-@spread(("system", "case"), [("UD", 1), ("UD", 2), ("UD", 3), ("Wave", 1)], 2)
+@spread(("system", "case"), [("UD", 1), ("UD", 2), ("UD", 3), ("Wave", 1)], 1)
 def test_greedy_beside_the_published_cells_at_equal_memory(system: str, case: int) -> None:
     """CrossPipe's searched orders, measured on machines (Tables 5 and 6); all cells: benchmarks/crosspipe_cells.py.
 

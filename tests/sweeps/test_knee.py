@@ -136,7 +136,7 @@ def test_the_bandwidth_alone_is_that_of_the_whole_knee(schedule: str) -> None:
     pipe = pipeline(4, 16, FORWARD, BACKWARD, payload_bytes=PAYLOAD, activation_bytes=ACTIVATION, static_bytes=0)
     grid = Grid(
         (schedule,), dcs=(Topology(("a", "a", "b", "b")),), p2p=("posted-ahead",), bandwidths_bytes_per_s=(10**9,),
-        latencies_ns=(20_000 * US,), hbm_bytes=(5 * ACTIVATION, 80 * ACTIVATION),
+        latencies_ns=(3_000 * US, 20_000 * US), hbm_bytes=(5 * ACTIVATION, 80 * ACTIVATION),
     )  # fmt: skip
     whole, alone = sweep(pipe, grid).knees, sweep(pipe, grid, knees="bandwidth").knees
     assert [each.bandwidth_bytes_per_s for each in alone] == [each.bandwidth_bytes_per_s for each in whole]
