@@ -7,7 +7,6 @@ from dataclasses import replace
 
 import jsonschema
 import pytest
-from helpers.layered import with_sequence_parallelism
 from helpers.recorded import ROOT, SAMPLES, looked_at, run_of
 
 from tracetool.advice import decide
@@ -68,9 +67,10 @@ def test_words_say_whether_it_pays() -> None:
 
 
 @pytest.mark.usefixtures("asked_once")
-def test_command_line(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tracetool.ingestion.runs.open_run", lambda *_, **__: with_sequence_parallelism())
-    asked = ["advise", "traces", "--schedule", "1f1b", "--dc", "0,1", "--link", "dc0-dc1=25Gbit/s,10ms"]
+def test_command_line(capsys: pytest.CaptureFixture[str]) -> None:
+    """Two stages of one microbatch under tensor parallelism, whose products have shapes."""
+    recording = ROOT / "tests" / "data" / "h200-tp" / "nvlink" / "m_sp_none"
+    asked = ["advise", str(recording), "--schedule", "1f1b", "--dc", "0,1", "--link", "dc0-dc1=25Gbit/s,10ms"]
     asked += ["--overlap", "slice:2,p2p,fused"]
     assert command([*asked, "--json"]) == 0
     report = json.loads(capsys.readouterr().out)

@@ -60,6 +60,8 @@ def _numbers(table: pa.Table) -> list[str]:
     return [field.name for field in table.schema if any(is_one(field.type) for is_one in wanted)]
 
 
+# By default all modules are imported for it (tests/test_packaging); here it is some of them, in this order.
+@pytest.mark.thorough
 def test_rooms_do_not_hide_the_verbs_that_they_define() -> None:
     """Importing a room sets it in the package: whichever comes first, the verb stays a function."""
     clash = ["ingest", "reconstruct", "replay", "sweep", "explain", "advise", "compare"]

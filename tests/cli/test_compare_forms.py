@@ -153,7 +153,7 @@ def test_timelines_share_an_axis_and_outline_what_changed(base: Path, tmp_path: 
 def test_the_page_of_a_comparison_is_whole_in_itself(
     capsys: pytest.CaptureFixture[str], base: Path, slower: Path, tmp_path: Path, browser_: Browser
 ) -> None:
-    said(capsys, 1, base, slower, "-o", "x.html", "-o", "x.png", "-o", "x.svg", "-q")
+    said(capsys, 1, base, slower, "-o", "x.html", "-o", "x.png", "-q")
     assert (tmp_path / "x.png").read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
     text = (tmp_path / "x.html").read_text(encoding="utf-8")
     assert "<h1>step_ns 246.4 ms → 258.7 ms (+5.00%, regressed)" in text

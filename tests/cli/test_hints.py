@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING
 
 import click
 import pytest
+from helpers.made_job import MadeJob
+from helpers.made_traces import write_job
 from helpers.recorded import ROOT, SAMPLES, data
 from helpers.thorough import spread
 
@@ -41,9 +43,7 @@ def test_the_map_of_data_centres_is_kept_in_the_next_command(capsys: pytest.Capt
 def test_copying_is_kept_in_the_next_command(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     """Tensor parallel 2, pipeline 2, without rank 0: its pipeline can be replayed with a copy of rank 1."""
     part = tmp_path / "part"
-    part.mkdir()
-    for rank in (1, 2, 3):
-        shutil.copy(data("h100-pp4", "traces", "tp2pp2_1f1b_m8", f"rank{rank}.json.gz"), part)
+    write_job(part, MadeJob(pp=2, tp=2, microbatches=4, layers=1), ranks=(1, 2, 3))
     following = _next(capsys, "info", str(part))
     assert "--copy-missing-ranks" in following
     assert run(following) == 0
@@ -91,12 +91,15 @@ def test_a_step_that_does_not_exist_gets_one_that_does(capsys: pytest.CaptureFix
 
 
 def test_what_cannot_be_split_is_named_in_words(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(["replay", str(data(*LEVEL2)), "--schedule", "zb-h1"]) == 2
+    assert run(["replay", str(SAMPLES / "ascend-1f1b"), "--schedule", "zb-h1"]) == 2
     told = re.search(r"(\d)I0 costs \(the gradient of the input of stage (\d), microbatch 0\)", capsys.readouterr().err)
     assert told is not None
     assert told[1] == told[2]
 
 
+# That such ranks are told of is tried by default of the reader (tests/readers/test_ascend); here a capture is read for it
+# whose other ranks could be copied.
+@pytest.mark.thorough
 def test_ranks_with_files_but_no_kernels_are_not_copied_and_it_says_so(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["replay", str(data(*LEVEL2)), "--pipeline", "1", "--copy-missing-ranks"]) == 2
     told = capsys.readouterr().err
@@ -177,7 +180,8 @@ def test_several_recordings_in_one_folder_are_named_to_choose_from(
     assert run(["replay", folders[0]]) == 0
 
 
-@pytest.mark.parametrize("columns", [50, 80, 132])
+# Wider ones differ in where lines are broken.
+@spread("columns", [50, 80, 132], 1)
 @pytest.mark.parametrize(
     "arguments",
     [
@@ -271,7 +275,8 @@ def _added(capsys: pytest.CaptureFixture[str], *arguments: str) -> list[str]:
         ["--dc", "0,1-2,3", "--link", "dc1->dc0=25Gbit/s,10ms"],
     ],
 )
-@pytest.mark.parametrize("command", ["replay", "explain", "advise"])
+# All three ask one function for the hint.
+@spread("command", ["replay", "explain", "advise"], ["replay"])
 def test_links_that_are_missing_are_all_in_the_hint(
     capsys: pytest.CaptureFixture[str], command: str, words: list[str]
 ) -> None:
@@ -279,7 +284,8 @@ def test_links_that_are_missing_are_all_in_the_hint(
     assert run([*asked, *_added(capsys, *asked)]) == 0
 
 
-@pytest.mark.parametrize("name", ["h100-1f1b", "ascend-1f1b"])
+# Pipelines of other lengths are tried as values (tests/api/test_hints).
+@spread("name", ["h100-1f1b", "ascend-1f1b"], ["ascend-1f1b"])
 def test_advice_without_links_names_some_that_fit(capsys: pytest.CaptureFixture[str], name: str) -> None:
     """Pipelines of four and of two ranks."""
     asked = ["advise", str(SAMPLES / name), "--schedule", "1f1b"]

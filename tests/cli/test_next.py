@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import shlex
-import shutil
 import subprocess
 from typing import TYPE_CHECKING
 
 import pytest
 from helpers.comparing import QUIET_STEPS, report
+from helpers.made_job import MadeJob
+from helpers.made_traces import write_job
 from helpers.recorded import ROOT, SAMPLES, data
 from helpers.thorough import spread
 
@@ -111,7 +112,7 @@ def _run(command: str, capsys: pytest.CaptureFixture[str]) -> None:
 
 
 FIRST = [words for n, words in enumerate(COMMANDS) if words[:1] not in [before[:1] for before in COMMANDS[:n]]]
-LONG = ("report", "ingest", "paper", "overlap", "estimate")
+LONG = ("report", "ingest", "paper", "overlap", "estimate", "advise")
 OF_BASELINES = [words for words in COMMANDS if words[0] == "baseline"]
 
 
@@ -120,7 +121,7 @@ OF_BASELINES = [words for words in COMMANDS if words[0] == "baseline"]
 @spread(
     "words",
     COMMANDS,
-    [*(words for words in FIRST if words[0] not in LONG), *OF_BASELINES, EXPLORED],
+    [*(words for words in FIRST if words[0] not in LONG), *OF_BASELINES],
     ids=lambda words: "-".join(w for w in words if "/" not in w)[:60],
 )
 def test_the_next_command_runs_as_printed(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
@@ -144,9 +145,7 @@ def test_the_next_command_of_a_validation_runs(capsys: pytest.CaptureFixture[str
 def test_copies_are_copied_on(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     """Tensor parallel 2, pipeline 2, without rank 0."""
     part = tmp_path / "part"
-    part.mkdir()
-    for rank in (1, 2, 3):
-        shutil.copy(data("h100-pp4", "traces", "tp2pp2_1f1b_m8", f"rank{rank}.json.gz"), part)
+    write_job(part, MadeJob(pp=2, tp=2, microbatches=4, layers=1), ranks=(1, 2, 3))
     (command,) = _next_of(capsys, ["replay", str(part), "--copy-missing-ranks"])
     assert "--copy-missing-ranks" in command
     _run(command, capsys)

@@ -7,7 +7,7 @@ import subprocess
 import sys
 from typing import TYPE_CHECKING
 
-from helpers.recorded import SAMPLES
+from helpers.recorded import ROOT
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -21,14 +21,14 @@ def _output(folder: Path, *words: str) -> str:
     paths = os.pathsep.join([str(folder), *filter(None, [os.environ.get("PYTHONPATH")])])
     environment = {**os.environ, "PYTHONPATH": paths, "TRACETOOL_CACHE": str(folder / "cache")}
     done = subprocess.run(
-        [sys.executable, *words], capture_output=True, text=True, check=False, env=environment, cwd=SAMPLES.parent
+        [sys.executable, *words], capture_output=True, text=True, check=False, env=environment, cwd=ROOT
     )
     assert not done.returncode, done.stderr
     return done.stdout
 
 
 def test_commands_that_read_traces_leave_it(tmp_path: Path) -> None:
-    text = _output(tmp_path, "-m", "tracetool", "info", str(SAMPLES / "h100-1f1b"))
+    text = _output(tmp_path, "-m", "tracetool", "info", str(ROOT / "tests" / "data" / "h200-pp2"))
     assert "1f1b" in text
     assert "pandas was loaded" not in text
 

@@ -15,6 +15,8 @@ from tracetool.cli import run
 if TYPE_CHECKING:
     from pathlib import Path
 
+pytestmark = pytest.mark.usefixtures("asked_once")
+
 SMALL = ["--efficiency", "50%", "--microbatches", "16", "--distances", "80km,800km"]
 
 

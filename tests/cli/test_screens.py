@@ -76,7 +76,7 @@ def test_ingest_and_compare_too(
 ) -> None:
     monkeypatch.setenv("COLUMNS", "80")
     monkeypatch.chdir(tmp_path)
-    assert run(["ingest", SAMPLE, "-o", "x.run"]) == 0
+    assert run(["ingest", str(ROOT / "tests" / "data" / "h200-pp2"), "-o", "x.run"]) == 0
     assert len(capsys.readouterr().out.splitlines()) <= 12
     assert run(["replay", "x.run", "--schedule", "geopipe", "--json"]) == 0
     (tmp_path / "base.json").write_text(capsys.readouterr().out, encoding="utf-8")
@@ -169,8 +169,8 @@ def _coarse_knees(asked_once: None) -> Iterator[None]:
 
 @pytest.mark.usefixtures("_coarse_knees")
 # The other recordings have ranks, units, notes and lacks of their own in the same answers: what is too wide by one of
-# those is seen there alone. These are a job with all that is asked, and one of memory alone.
-@spread("name", ["h100-1f1b", "ascend-1f1b", *OWN, *SHARED], ("h100-1f1b", "snapshot"))
+# those is seen there alone. These are two small ranks, and memory alone; screens of a larger job are those above.
+@spread("name", ["h100-1f1b", "ascend-1f1b", *OWN, *SHARED], ("h200-pp2", "snapshot"))
 def test_every_recording_fits_the_screen(
     name: str,
     capsys: pytest.CaptureFixture[str],
