@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import click
 import pytest
-from helpers.parsed import modules
+from helpers.parsed import modules_with
 from helpers.recorded import SAMPLES
 
 from tracetool.cli import cli, run
@@ -53,7 +53,7 @@ def _texts(tree: ast.Module) -> Iterator[str]:
 def _library() -> list[tuple[str, str]]:
     return [
         (room.as_posix(), text)
-        for room, tree in modules().items()
+        for room, tree in modules_with("--").items()
         if room.parts[0] not in ("cli", "__main__.py")
         for text in _texts(tree)
     ]

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import jsonschema
 import pytest
 from helpers.recorded import ROOT, data, h100, looked_at, rebuilt, small
-from helpers.thorough import some, spread
+from helpers.thorough import is_asked, some, spread
 from helpers.two_places import fleet_text
 
 from tracetool.advice.cotune import co_tune
@@ -78,7 +78,7 @@ def test_each_plan_takes_what_its_replay_takes(name: str) -> None:
     done = explore_recording(space)
     ways = {plan.way for plan in done.plans}
     # What differs from replay in one way alone is among all of them.
-    for plan in some(done.plans, 12):
+    for plan in some(done.plans, 6):
         assert plan.step_ns == replayed_ns(space, plan), plan
     if name == "tp2pp2_1f1b_m8":
         assert {way.placement for way in ways} == {"tp,pp", "pp,tp"}
@@ -134,7 +134,7 @@ def files(tmp_path: Path, choice: NetworkChoice) -> list[str]:
 def test_the_answer_fits_a_screen_and_its_next_command_gives_its_step(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    asked = files(tmp_path, CASES["rt1f1b_m8"][0])
+    asked = [*files(tmp_path, CASES["rt1f1b_m8"][0]), "--try", "schedule=1f1b,geopipe,zb-h1"]
     assert run(["explore", *asked]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].startswith("Run geopipe +2,2,0,0, per-edge transfers")
@@ -304,7 +304,8 @@ def test_where_nothing_is_shorter_that_is_said(tmp_path: Path, capsys: pytest.Ca
 def test_more_stages_per_rank_to_choose_from_are_never_worse(fixed: list[str]) -> None:
     """One stage per rank is what the recording has: with it are all schedules of one, whatever else may be tried."""
     found, choice = rebuilt("rt1f1b_m8"), CASES["rt1f1b_m8"][0]
-    asked = ("chunks=1", "chunks=1,2", "chunks=1,2,4")
+    # Four stages per rank are a choice more, of the same kind.
+    asked = ("chunks=1", "chunks=1,2", "chunks=1,2,4")[: 3 if is_asked() else 2]
     done = [explore_recording(RecordedSpace(found, choice, read_axes(fixed, [chunks]))) for chunks in asked]
     steps = [one.best.step_ns for one in done if one.best is not None]
     assert len(steps) == len(asked)
@@ -341,10 +342,7 @@ def test_choices_alone_start_from_what_is_fixed() -> None:
         ("rt1f1b_m8", ["--fix", "sharing=spatial", "--try", "chunks=2"], "replay"),
         ("rt1f1b_m8", ["--fix", "schedule=gpipe", "--leave", "p2p"], "replay"),
     ],
-    [
-        ("tp2pp2_1f1b_m8", ["--fix", "placement=tp,pp", "--leave", "p2p"], "explore"),
-        ("rt1f1b_m8", ["--fix", "schedule=gpipe", "--leave", "p2p"], "replay"),
-    ],
+    [("rt1f1b_m8", ["--fix", "schedule=gpipe", "--leave", "p2p"], "replay")],
 )
 def test_the_next_command_gives_the_step_of_the_plan_named(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str, words: list[str], verb: str

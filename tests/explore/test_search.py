@@ -71,7 +71,7 @@ def drawn_space(seed: int) -> Space:
 
 
 # A bound that is too high prunes the best plan of few jobs: each seed is another job.
-@spread("seed", range(20))
+@spread("seed", range(20), 2)
 def test_the_best_plan_is_that_of_judging_everything(seed: int) -> None:
     """Bounds hold for every plan, and none that was pruned beats the best one."""
     space = drawn_space(seed)

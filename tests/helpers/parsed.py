@@ -13,10 +13,21 @@ if TYPE_CHECKING:
 
 
 @cache
-def modules() -> dict[Path, ast.Module]:
-    """By their place within the package; nobody changes them."""
+def _parsed(path: Path) -> ast.Module:
+    return ast.parse(path.read_bytes())
+
+
+def modules_with(text: str) -> dict[Path, ast.Module]:
+    """Those in whose source it stands, by their place within the package; nobody changes them."""
     product = ROOT / "tracetool"
-    return {path.relative_to(product): ast.parse(path.read_bytes()) for path in sorted(product.rglob("*.py"))}
+    found = (path for path in sorted(product.rglob("*.py")) if text in path.read_text(encoding="utf-8"))
+    return {path.relative_to(product): _parsed(path) for path in found}
+
+
+@cache
+def modules() -> dict[Path, ast.Module]:
+    """All of them, likewise."""
+    return modules_with("")
 
 
 def last_name(node: ast.expr) -> str | None:

@@ -130,6 +130,8 @@ def test_a_bar_is_shown_in_cells_alone(monkeypatch: pytest.MonkeyPatch, capsys: 
     assert said.endswith("\r")  # it is gone when all is done
 
 
+# Commands that need none of it do not load it, by default as well (tests/test_packaging).
+@pytest.mark.thorough
 def test_plots_are_loaded_when_asked_for() -> None:
     code = (
         "import sys, tracetool as tt; tt.Answer, tt.Sweep, tt.Advice, tt.Comparison, tt.Explanation; "

@@ -89,7 +89,6 @@ def test_both_figures_get_a_panel_each() -> None:
 def test_a_few_latencies_are_panels_on_one_axis() -> None:
     """Each panel has the steps of its latency; one scale of steps, so that panels are read side by side."""
     sweep = swept(pipeline(4, 8), BANDWIDTHS, FEW)
-    assert render_sweep(sweep) == render_sweep_lines(sweep)
     figure = laid_out(lambda: sweep_figure(sweep))
     assert [axes.get_title(loc="left") for axes in figure.axes] == [f"latency {ns / MS:.1f} ms" for ns in FEW]
     assert len({axes.get_ylim() for axes in figure.axes}) == 1

@@ -14,7 +14,7 @@ from fractions import Fraction
 from functools import cache
 from typing import TYPE_CHECKING
 
-from helpers.recorded import SAMPLES, run_of
+from helpers.recorded import SAMPLES, derived
 from helpers.synthetic import equal_stages, found, pipeline, places
 from helpers.thorough import spread
 from hypothesis import given
@@ -121,7 +121,7 @@ def test_keeps_to_the_width(ranks: int, width: int) -> None:
 
 
 def test_ranks_beyond_a_screen_are_counted_and_those_at_boundaries_kept() -> None:
-    lines = render(asked(64, 8, dcs=(20, 44), latency_ns=50 * MS, schedule="geopipe"), 80, colour=False).splitlines()
+    lines = render(asked(64, 2, dcs=(20, 44), latency_ns=50 * MS, schedule="geopipe"), 80, colour=False).splitlines()
     ranks = [int(line.split("rank")[1].split()[0]) for line in lines if re.search(r"rank +\d", line)]
     assert ranks[:8] == ranks[8:16] == ranks[16:]
     assert {0, 19, 20, 63} < set(ranks)
@@ -202,7 +202,7 @@ for case in sys.argv[2].split(";"):
 def on_a_terminal(*cases: str) -> list[str]:
     """What replay prints on a terminal, per case of an environment and options."""
     ours, theirs = pty.openpty()
-    run = run_of(SAMPLES / "h100-1f1b")
+    run = derived(SAMPLES / "h100-1f1b")
     command = [sys.executable, "-c", _DRIVER, str(run.path), ";".join(cases)]
     with subprocess.Popen(command, stdin=theirs, stdout=theirs, stderr=subprocess.DEVNULL) as done:
         os.close(theirs)

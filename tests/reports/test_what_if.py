@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 FACTS = RunFacts("x.run", "d" * 64, "9.9", "tracetool report x.run")
 
 
-NAMES = ["1f1b", "geopipe", "gpipe"]
+NAMES = ["1f1b", "geopipe"]
 
 
 @pytest.fixture(scope="module")
