@@ -76,6 +76,8 @@ def test_reports_of_the_same_traces_need_not_ask_for_the_same_schedules(
     assert (found["gate"], found["figures"]) == ("tool", [])
 
 
+# Two processes: in one, the same commands are the same each time by default (tests/cli/test_commands).
+@pytest.mark.thorough
 def test_equal_input_gives_equal_bytes_whatever_the_hash_seed(base: Path, tmp_path: Path) -> None:
     """In processes of their own: sets are walked in another order there."""
 

@@ -54,8 +54,8 @@ FAILURES = ["--failure", "wan.bandwidth=10%@5%", "--failure", "dc1.speed=80%@1%"
 
 
 def test_failures_and_how_to_launch(words: list[str], capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    page, picture, data = (tmp_path / f"x.{suffix}" for suffix in ("html", "png", "json"))
-    assert run([*words, *FAILURES, "-v", *(part for path in (page, picture, data) for part in ("-o", str(path)))]) == 0
+    page, data = (tmp_path / f"x.{suffix}" for suffix in ("html", "json"))
+    assert run([*words, *FAILURES, "-v", "-o", str(page), "-o", str(data)]) == 0
     text = " ".join(capsys.readouterr().out.split())
     assert "wan.bandwidth=10% (5% of the time): " in text
     assert "dc1.speed=80% (1% of the time): " in text
@@ -64,7 +64,6 @@ def test_failures_and_how_to_launch(words: list[str], capsys: pytest.CaptureFixt
     assert "Megatron-LM core 0.14: --num-layers 8 --hidden-size 2048" in text
     assert "torchtitan 0.2: --training.seq_len 2048" in text
     assert page.read_text("utf-8").startswith("<!DOCTYPE html>")
-    assert picture.read_bytes().startswith(b"\x89PNG")
     found = json.loads(data.read_text("utf-8"))
     schema = json.loads((ROOT / "schemas" / "exploration.schema.json").read_text("utf-8"))
     jsonschema.Draft202012Validator(schema).validate(found)

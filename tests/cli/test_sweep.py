@@ -166,19 +166,28 @@ def test_scenarios_of_links_that_differ_say_so_within_80_columns(
         "links = ['dc0-dc1=100Gbit/s,80km', 'dc1-dc2=100Gbit/s,10ms']\n",
         encoding="utf-8",
     )
-    asked = [*TWO, "--scenario", str(path), "--price-per-gbit", "120EUR", "--p2p", "in-order,per-edge"]
+    asked = [
+        "--schedule",
+        "1f1b,gpipe",
+        "--scenario",
+        str(path),
+        "--price-per-gbit",
+        "120EUR",
+        "--p2p",
+        "in-order,per-edge",
+    ]
     assert run(["sweep", SAMPLE, *asked, "-v"]) == 0
     text = capsys.readouterr().out
     lines = [line for line in text.splitlines()[1:] if not line.startswith("Next:")]
     assert max(map(len, lines)) <= 80
-    assert "schedules tried: 1f1b, geopipe" in text
+    assert "schedules tried: 1f1b, gpipe" in text
     assert "latency, one way: 1 ms; scenarios whose links differ: see notes" in text
     assert "  bandwidth of links: 50, 100 Gbit/s" in text.splitlines()
     assert "note: scenario three-sites-of-the-continent: dc0→dc1 100 Gbit/s" in text
     # Rows of the knees are told apart by how transfers are issued.
     knees = text[text.index("more stops paying at") : text.index("knee: above it")].splitlines()[2:]
     assert [" ".join(line.split()[:2]) for line in knees if line.strip()] == [
-        "1f1b in-order", "geopipe in-order", "1f1b per-edge", "geopipe per-edge",
+        "1f1b in-order", "gpipe in-order", "1f1b per-edge", "gpipe per-edge",
     ]  # fmt: skip
 
 

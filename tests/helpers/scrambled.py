@@ -1,9 +1,9 @@
 """The command line with every sentence of the product replaced, to see whether anything but people reads them.
 
-    python tests/helpers/scrambled.py plain|scrambled < commands.json
+    python tests/helpers/scrambled.py < commands.json
 
 reads lists of command lines by the folder to run them in, and prints for each its exit code and its answer without
-words. Scrambled, every text of three words and more that a module holds is another one in every place: what is cut out
+words. Every text of three words and more that a module holds is another one in every place: what is cut out
 of it, or compared with it, breaks.
 """
 
@@ -52,7 +52,7 @@ class Scrambler(ast.NodeTransformer):
 
     def visit_JoinedStr(self, node: ast.JoinedStr) -> ast.AST:
         whole = "".join(str(part.value) if isinstance(part, ast.Constant) else "0" for part in node.values)
-        if _is_sentence(whole):
+        if is_sentence(whole):
             node.values = [
                 ast.copy_location(ast.Constant(self._instead_of(str(part.value))), part)
                 if isinstance(part, ast.Constant)
@@ -62,7 +62,7 @@ class Scrambler(ast.NodeTransformer):
         return node
 
     def visit_Constant(self, node: ast.Constant) -> ast.AST:
-        if not isinstance(node.value, str) or not _is_sentence(node.value):
+        if not isinstance(node.value, str) or not is_sentence(node.value):
             return node
         # Fields of a template stay: str.format fills them.
         parts = [
@@ -77,7 +77,8 @@ class Scrambler(ast.NodeTransformer):
         return f"{text[:before]}{MARK}{self._module}{MARK}{self.count}{MARK}{text[len(text) - after :]}"
 
 
-def _is_sentence(text: str) -> bool:
+def is_sentence(text: str) -> bool:
+    """Whether a text is for people: words, and no language that other programs read."""
     return _SENTENCE.search(text) is not None and _LANGUAGE.search(text) is None
 
 
@@ -122,19 +123,12 @@ def indents(text: str) -> list[int]:
     return [len(line) - len(line.lstrip()) for line in text.splitlines()]
 
 
-def main() -> None:
-    """Run the commands and print what they answered."""
-    if sys.argv[1] == "scrambled":
-        sys.meta_path.insert(0, _Finder())
-    # Commands ask the same of the same Run: that is worked out once, from scrambled modules too.
-    from helpers.recorded import reconstruct_once
-
-    for room in ("tracetool.reconstruction", "tracetool.ingestion.runs", "tracetool.stragglers.measured"):
-        vars(importlib.import_module(room))["reconstruct"] = reconstruct_once
+def answers_to(asked: dict[str, list[list[str]]]) -> list[dict[str, Any]]:
+    """What commands answer, by the folders to run them in, by the product as it is imported here."""
     from tracetool.cli import run
 
     answers = []
-    for folder, command in [(folder, each) for folder, listed in json.load(sys.stdin).items() for each in listed]:
+    for folder, command in [(folder, each) for folder, listed in asked.items() for each in listed]:
         os.chdir(folder)
         out, said = io.StringIO(), io.StringIO()
         with contextlib.redirect_stdout(out), contextlib.redirect_stderr(said):
@@ -146,6 +140,18 @@ def main() -> None:
             "crashed": "Unexpected error" in said.getvalue() or ("Error:" not in said.getvalue() and code == 2),
             "said": said.getvalue(),
         })  # fmt: skip
+    return answers
+
+
+def main() -> None:
+    """Run the commands and print what they answered."""
+    sys.meta_path.insert(0, _Finder())
+    # Commands ask the same of the same Run: that is worked out once, from scrambled modules too.
+    from helpers.recorded import reconstruct_once
+
+    for room in ("tracetool.reconstruction", "tracetool.ingestion.runs", "tracetool.stragglers.measured"):
+        vars(importlib.import_module(room))["reconstruct"] = reconstruct_once
+    answers = answers_to(json.load(sys.stdin))
     json.dump({"answers": answers, "replaced": sum(replaced.values()), "modules": len(replaced)}, sys.stdout)
 
 

@@ -7,7 +7,6 @@ from itertools import product
 from typing import TYPE_CHECKING
 
 import pytest
-
 from helpers.thorough import some
 
 from tracetool.estimates.device import A100
