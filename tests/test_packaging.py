@@ -143,7 +143,7 @@ def _kept() -> set[str]:
     return {path.relative_to(ROOT).as_posix() for each in patterns for path in (ROOT / "tracetool").rglob(each)}
 
 
-# To compile both parts optimized takes most of it; what else the wheel holds is installed by default below.
+# To compile both parts optimized takes most of it; what else the wheel holds is tried by default below.
 @pytest.mark.thorough
 def test_the_wheel_holds_the_package_and_the_compiled_parts(tmp_path: Path) -> None:
     compiler = (sysconfig.get_config_var("CC") or "").partition(" ")[0]
@@ -161,6 +161,22 @@ def test_the_wheel_holds_the_package_and_the_compiled_parts(tmp_path: Path) -> N
     assert held == _kept() | extensions
 
 
+def test_what_is_built_is_all_of_the_package() -> None:
+    code = """
+from setuptools import Distribution
+made = Distribution({"script_name": "setup.py"})
+made.parse_config_files()
+made.include_package_data = False  # what a manifest names besides, for which one is written
+build = made.get_command_obj("build_py")
+build.ensure_finalized()
+print(*sorted(path[len(build.build_lib) + 1 :] for path in build.get_outputs(include_bytecode=0)), sep="\\n")
+"""
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert {*done.stdout.replace(os.sep, "/").splitlines()} == _kept()
+
+
+# What is in it is tried above, by what builds it; here it is installed where no compiler is.
+@pytest.mark.thorough
 def test_without_a_compiler_it_installs_silently_and_works(tmp_path: Path) -> None:
     target = tmp_path / "target"
     # An older pip's and setuptools' own remarks are not ours to judge: only what the missing compiler adds.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import doctest
 import inspect
 import re
@@ -56,9 +57,26 @@ def test_examples_run(name: str, tutorial: tuple[dict[str, Any], str]) -> None:
     assert "".join(map(_failures, examples)) == ""
 
 
+BLOCKS = re.findall(r"```pycon\n(.*?)```", topic_text("python"), re.DOTALL)
+"""What ``tracetool help python`` prints to be typed."""
+
+
+def test_what_the_topic_names_is_there() -> None:
+    typed = [example.source for text in BLOCKS for example in doctest.DocTestParser().get_examples(text)]
+    assert len(typed) >= 5
+    named = {
+        node.attr
+        for source in typed
+        for node in ast.walk(ast.parse(source))
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "tt"
+    }
+    assert len(named) >= 5
+    assert named <= {*tt.__all__}
+
+
+# The tutorial runs by default, and has the same verbs.
+@pytest.mark.thorough
 def test_the_topic_runs(tutorial: tuple[dict[str, Any], str]) -> None:
-    """What ``tracetool help python`` prints, with the Run of the tutorial there already."""
-    blocks = re.findall(r"```pycon\n(.*?)```", topic_text("python"), re.DOTALL)
-    text = doctest.DocTestParser().get_doctest("\n".join(blocks), {}, "topic", None, 0)
-    assert len(text.examples) >= 5
+    """With the Run of the tutorial there already."""
+    text = doctest.DocTestParser().get_doctest("\n".join(BLOCKS), {}, "topic", None, 0)
     assert _failures(text) == ""

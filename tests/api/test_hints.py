@@ -7,7 +7,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from helpers.recorded import SAMPLES, derived, looked_at, run_of
+from helpers.recorded import ROOT, SAMPLES, derived, looked_at, run_of
 from helpers.synthetic import found as reconstruction
 from helpers.synthetic import pipeline
 
@@ -106,7 +106,7 @@ def test_a_run_is_made_as_the_hint_says(tmp_path: Path) -> None:
     with pytest.raises(NotARun) as refused:
         tt.Run(tmp_path)
     call = str(refused.value.hint).removeprefix("make one: ")
-    assert _run(call, traces=SAMPLE, output=tmp_path / "x.run").path.name == "x.run"
+    assert _run(call, traces=ROOT / "tests" / "data" / "zbv", output=tmp_path / "x.run").path.name == "x.run"
 
 
 @pytest.mark.parametrize(

@@ -143,7 +143,7 @@ def test_the_tables_of_results_are_those_declared_and_those_that_the_docstring_n
     why = tt.explain(_found(), "1f1b", _answer().scenario)
     models = ROOT / "schemas" / "models" / "korthikanti.toml", ROOT / "schemas" / "networks" / "a100.toml"
     estimated = tt.estimate(*models, fit="22B selective")
-    on_network = tt.traffic(*models, fit="22B selective", sizes=(8, 16))
+    on_network = tt.traffic(*models, fit="22B selective", sizes=(8,))
     made_by = {
         "an Answer": tt.to_arrow(_answer()), "an Explanation": tt.to_arrow(why),
         "an Estimated": tt.to_arrow(estimated), "an OnNetwork": tt.to_arrow(on_network),

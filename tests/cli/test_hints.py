@@ -97,8 +97,7 @@ def test_what_cannot_be_split_is_named_in_words(capsys: pytest.CaptureFixture[st
     assert told[1] == told[2]
 
 
-# That such ranks are told of is tried by default of the reader (tests/readers/test_ascend); here a capture is read whose
-# other ranks could be copied.
+# That such ranks are told of is tried by default of the reader (tests/readers/test_ascend): here, in hints of commands.
 @pytest.mark.thorough
 def test_ranks_with_files_but_no_kernels_are_not_copied_and_it_says_so(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["replay", str(data(*LEVEL2)), "--pipeline", "1", "--copy-missing-ranks"]) == 2

@@ -128,7 +128,7 @@ cli.main(["info", {traces!r}])
 """
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@spread("number", [signal.SIGINT, signal.SIGTERM], 1)
 def test_an_interruption_that_meets_code_made_from_text_has_its_exit_code(
     number: signal.Signals, tmp_path: Path
 ) -> None:
@@ -158,8 +158,8 @@ def test_workers_end_with_a_parent_that_is_killed_and_the_next_run_names_what_it
     assert left.exists()
 
 
-# Of one process the error comes from where the files are, of two from a worker.
-@spread("jobs", [1, 2], [2])
+# Of one process the error comes from where the files are, of two from a worker, as others do by default (below).
+@spread("jobs", [1, 2], [1])
 def test_a_full_disk_leaves_nothing(jobs: int, tmp_path: Path) -> None:
     """A limit of the size of files stands for the disk: writing fails in the same way."""
     traces, output = tmp_path / "traces", tmp_path / "out" / "x.run"

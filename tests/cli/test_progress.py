@@ -91,7 +91,6 @@ def _check(of: str, shown: list[tuple[str, int, int]], err: str) -> None:
     [
         (["replay", SAMPLE, *LINKED], "schedules"),
         (["sweep", SAMPLE, *SWEPT, "--no-knees"], "points"),
-        (["explain", SAMPLE, *LINKED[2:]], "replays"),
         (["ingest", SMALL, "-o", "x.run"], "bytes"),
     ],
     ids=lambda value: " ".join(word for word in value[:3] if "/" not in word) if isinstance(value, list) else value,

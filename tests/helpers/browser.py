@@ -43,7 +43,7 @@ class Seen:
     """A page as it was shown.
 
     Attributes:
-        screenshot: The whole of it, as PNG.
+        screenshot: The whole of it, as PNG, if one was taken.
         overflow_px: How much wider than the window it is.
         requests: What it asked for, itself aside.
         complaints: Errors and warnings of the console, and uncaught exceptions.
@@ -76,8 +76,9 @@ class Browser:
         scheme: Literal["light", "dark"] = "light",
         run: tuple[str, ...] = (),
         scripts: bool = True,
+        pictured: bool = False,
     ) -> Seen:
-        """Open a file in a tab of its own."""
+        """Open a file in a tab of its own; a screenshot is taken where it is asked for."""
         self._session = None
         target = self._call("Target.createTarget", url="about:blank")["targetId"]
         self._session = self._call("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
@@ -97,8 +98,9 @@ class Browser:
         seen = Seen()
         seen.overflow_px = self._evaluate("document.documentElement.scrollWidth - window.innerWidth")
         seen.answers = [self._evaluate(script) for script in run]
-        shot = self._call("Page.captureScreenshot", captureBeyondViewport=True)
-        seen.screenshot = b64decode(shot["data"])
+        if pictured:
+            shot = self._call("Page.captureScreenshot", captureBeyondViewport=True)
+            seen.screenshot = b64decode(shot["data"])
         for event in self._events:
             self._note(event, address, seen)
         self._call("Page.close")

@@ -285,7 +285,7 @@ def test_a_browser_shows_it_whole_without_network_or_complaint(
     browser_: Browser, written: Path, width: int, scheme: str
 ) -> None:
     seen = browser_.open(
-        written, width=width, scheme="dark" if scheme == "dark" else "light",
+        written, width=width, scheme="dark" if scheme == "dark" else "light", pictured=True,
         run=("getComputedStyle(document.body).backgroundColor", FIRST_COLUMN, CLICK, FIRST_COLUMN),
     )  # fmt: skip
     assert (seen.overflow_px, seen.requests, seen.complaints) == (0, [], [])
