@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from tracetool.advice.plans import Gain
     from tracetool.reconstruction import Reconstruction
 
-P, M, F, B = 4, 16, 1000, 2000
+P, M, F, B = 4, 12, 1000, 2000
 CYCLE = F + B
 HELD, STATIC = 10, 500
 DEPTHS = range(M)

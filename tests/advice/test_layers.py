@@ -39,7 +39,7 @@ WAYS = (LayerOverlap(), _made_up("slice:2", -1.5, 0.1), _made_up("p2p", -0.2, 1.
 
 def test_what_is_to_be_run_over_each_offer_is_replayed_with_each_way() -> None:
     found = looked_at(run_of(SAMPLES / "h100-1f1b"))
-    decided = decide(found, OVER_A_LINK, ["100Gbit/s,10ms"], "1f1b,geopipe", overlaps=WAYS)
+    decided = decide(found, OVER_A_LINK, ["100Gbit/s,10ms"], "1f1b", overlaps=WAYS)
     assert [[gain.way for gain in gains] for gains in decided.layers] == [["slice:2", "p2p", "slice:8"]] * 2
     for advice, gains in zip(decided.advice, decided.layers, strict=True):
         assert advice.best is not None
@@ -48,7 +48,7 @@ def test_what_is_to_be_run_over_each_offer_is_replayed_with_each_way() -> None:
         for overlap, gain in zip(WAYS[1:], gains, strict=True):
             there = evaluate(with_layers(found.pipeline, overlap), order, advice.scenario).metrics
             assert (gain.plain_ns, gain.step_ns) == (advice.best.step_ns, there.step_ns)
-    plain = decide(found, OVER_A_LINK, ["100Gbit/s,10ms"], "1f1b,geopipe")
+    plain = decide(found, OVER_A_LINK, ["100Gbit/s,10ms"], "1f1b")
     assert plain.layers == ((), ())
     assert plain.decision.offers[0].best is not None
     assert decided.decision.offers[0].best is not None

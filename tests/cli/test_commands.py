@@ -16,7 +16,7 @@ from tracetool.cli.help import TOPICS
 from tracetool.store.run import Run
 
 SAMPLE = str(SAMPLES / "h100-1f1b")
-SMALL = str(ROOT / "tests" / "data" / "h200-pp2")
+SMALL = str(ROOT / "tests" / "data" / "ckpt_reentrant")
 
 
 def test_ingest_writes_a_run_and_says_what_is_in_it(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

@@ -72,7 +72,7 @@ def test_what_ingest_prints_conforms_with_losses_and_replayed_timelines(
 ) -> None:
     traces = tmp_path / "traces"
     traces.mkdir()
-    for path in (ROOT / "tests" / "data" / "h200-pp2").glob("rank*"):
+    for path in (ROOT / "tests" / "data" / "ckpt_reentrant").glob("rank*"):
         (traces / path.name).symlink_to(path)
     (traces / "rank9.json").write_text('{"traceEvents": [', encoding="utf-8")
     (traces / "notes.txt").write_text("what we did", encoding="utf-8")

@@ -6,6 +6,7 @@ import re
 
 import click
 import pytest
+from helpers.thorough import spread
 
 from tracetool.cli import cli, run
 from tracetool.cli.help import TOPICS, topic_text, topics
@@ -40,7 +41,8 @@ def test_a_topic_prints_as_it_stands_where_it_is_piped(name: str, capsys: pytest
     assert _printed(capsys, name.upper()) == printed
 
 
-@pytest.mark.parametrize("width", [60, 200])
+# In a wider one lines are as long as those of a page.
+@spread("width", [60, 200], 1)
 @pytest.mark.parametrize("name", topics())
 def test_a_topic_is_wrapped_to_the_terminal(
     name: str, width: int, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch

@@ -51,13 +51,12 @@ def test_copying_is_kept_in_the_next_command(capsys: pytest.CaptureFixture[str],
 
 
 # Of two pipelines both lack the stage: where one would do for the other, the case below has it.
-@spread(("name", "recorded"), [("1f1b_m8", (0, 1, 3)), ("tp2pp2_1f1b_m8", (0, 1))], 1)
+@spread(("pp", "tp", "recorded"), [(4, 1, (0, 1, 3)), (2, 2, (0, 1))], 1)
 def test_copying_is_not_offered_where_no_rank_of_the_stage_was_recorded(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path, name: str, recorded: tuple[int, ...]
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, pp: int, tp: int, recorded: tuple[int, ...]
 ) -> None:
     """One pipeline without its third stage; two pipelines, both without their second one."""
-    for rank in recorded:
-        (tmp_path / f"rank{rank}.json.gz").symlink_to(data("h100-pp4", "traces", name, f"rank{rank}.json.gz"))
+    write_job(tmp_path, MadeJob(pp=pp, tp=tp, microbatches=4, layers=1), ranks=recorded)
     assert run(["info", str(tmp_path), "-v"]) == 0
     told = " ".join(capsys.readouterr().out.split())
     assert "--copy-missing-ranks" not in told

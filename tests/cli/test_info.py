@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from helpers.made_job import MadeJob
 from helpers.made_traces import write_job
-from helpers.recorded import SAMPLES, data
+from helpers.recorded import SAMPLES, data, derived
 
 from tracetool.cli import run
 from tracetool.errors import Option
@@ -69,7 +69,7 @@ def test_a_slow_rank_is_named_beside_the_figures_of_the_first_pipeline(
 def test_all_pipelines_count_and_groups_that_span_places_do(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     """Global rank = pp * 2 + tp. Cut between the stages: 2 pipelines of 8 messages each way. Cut across the tensor
     parallel groups: no message, but every all-reduce of a step: 1,024 per group and rank in two steps."""
-    recording = str(data("h100-pp4", "traces", "tp2pp2_1f1b_m8"))
+    recording = str(derived(data("h100-pp4", "traces", "tp2pp2_1f1b_m8")).path)
     between = _facts(capsys, recording, "--dc", "0,1")["cross_dc"]
     assert [(d["messages"], d["payload_bytes"]) for d in between["directions"]] == [(16, 16 * MESSAGE_BYTES)] * 2
     table = tmp_path / "map.csv"
@@ -83,11 +83,13 @@ def test_all_pipelines_count_and_groups_that_span_places_do(capsys: pytest.Captu
         assert (part["operations"], part["payload_bytes"]) == (256, 256 * MESSAGE_BYTES)
 
 
+def _level2() -> str:
+    return str(derived(data("ascend", "Ascend+msinsight", "test", "st", "level2")).path)
+
+
 def test_traffic_of_an_ascend_capture(capsys: pytest.CaptureFixture[str]) -> None:
     """By the HCCS links of communication_matrix.json: per pipeline 2 x (0 -> 2) and 2 x (2 -> 0) of 8,388,608 bytes."""
-    crossing = _facts(capsys, str(data("ascend", "Ascend+msinsight", "test", "st", "level2")), "--dc", "0,1")[
-        "cross_dc"
-    ]
+    crossing = _facts(capsys, _level2(), "--dc", "0,1")["cross_dc"]
     assert crossing["step"] == 13
     assert [(m["src_rank"], m["dst_rank"], m["messages"], m["payload_bytes"]) for m in crossing["messages"]] == [
         (src, dst, 2, 2 * 8_388_608) for src, dst in ((0, 2), (1, 3), (2, 0), (3, 1))
@@ -97,16 +99,14 @@ def test_traffic_of_an_ascend_capture(capsys: pytest.CaptureFixture[str]) -> Non
 def test_a_collective_is_as_large_as_any_of_its_ranks_says(capsys: pytest.CaptureFixture[str]) -> None:
     """Ranks 0 and 2 of level2 reduce the tied embedding (622,329,856 bytes in both communication.json) and, thrice, 8
     bytes that rank 0 has no size of."""
-    crossing = _facts(capsys, str(data("ascend", "Ascend+msinsight", "test", "st", "level2")), "--dc", "0,1")[
-        "cross_dc"
-    ]
+    crossing = _facts(capsys, _level2(), "--dc", "0,1")["cross_dc"]
     (both,) = (c for c in crossing["collectives"] if tuple(c["ranks"]) == (0, 2))
     assert (both["operations"], both["payload_bytes"]) == (4, 622_329_856 + 3 * 8)
 
 
 def test_the_vendors_bubble_stands_beside_ours(capsys: pytest.CaptureFixture[str]) -> None:
     """Ours by hand: the window ends with the last backward of rank 0, at 648.01 ms (kernel_details.csv)."""
-    level2 = str(data("ascend", "Ascend+msinsight", "test", "st", "level2"))
+    level2 = _level2()
     bubbles = {b["rank"]: b for b in _facts(capsys, level2)["vendor_bubble"]}
     assert {b["vendor_bubble_ns"] for b in bubbles.values()} == {0}
     busy = 73.27 + 79.57 + 81.96 + 94.80

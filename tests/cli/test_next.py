@@ -11,7 +11,7 @@ from helpers.comparing import QUIET_STEPS, report
 from helpers.made_job import MadeJob
 from helpers.made_traces import write_job
 from helpers.recorded import ROOT, SAMPLES, data
-from helpers.thorough import spread
+from helpers.thorough import is_asked, spread
 
 from tracetool.cli import cli, run
 from tracetool.cli.set_options import leaves
@@ -171,14 +171,19 @@ def test_a_file_that_is_there_is_not_suggested_again(capsys: pytest.CaptureFixtu
     (command,) = _next_of(capsys, ["replay", H100, "--schedule", "gpipe"])
     _run(command, capsys)
     assert (tmp_path / "gantt.png").read_bytes() == b"mine"
+    if not is_asked():
+        # A page is named by the same rule.
+        return
     (command,) = _next_of(capsys, ["report", H100, "--schedule", "1f1b", "-o", "own.html"])
     assert "--force" not in command
     assert command.endswith("-o own-links.html")
 
 
-@pytest.mark.parametrize(
+# What is said of a page is tried in test_report by default.
+@spread(
     ("name", "told"),
     [("x.html", "a browser opens it"), ("x.perfetto.json.gz", "https://ui.perfetto.dev opens it"), ("x.svg", None)],
+    [("x.perfetto.json.gz", "https://ui.perfetto.dev opens it"), ("x.svg", None)],
 )
 def test_an_export_says_what_opens_it(name: str, told: str | None, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["replay", H100, "--schedule", "1f1b", "-o", name]) == 0

@@ -14,6 +14,8 @@ from tracetool.cli import run
 if TYPE_CHECKING:
     from pathlib import Path
 
+pytestmark = pytest.mark.usefixtures("asked_once")
+
 H200 = ROOT / "tests" / "data" / "h200-overlap"
 LAYERS = [str(H200 / "traces" / "nvlink" / f"8192_4096_2752_{side}_coll") for side in ("ag", "rs")]
 

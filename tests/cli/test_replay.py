@@ -86,7 +86,7 @@ def test_geopipe_takes_the_depth_that_the_memory_allows(
 def test_raw_traces_are_ingested_once_and_the_run_is_reused(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TRACETOOL_CACHE", str(tmp_path / "cache"))
-        small = ROOT / "tests" / "data" / "h200-pp2"
+        small = ROOT / "tests" / "data" / "ckpt_reentrant"
         first = _report(capsys, str(small))
         (cached,) = (tmp_path / "cache").iterdir()
         written = cached.stat().st_mtime_ns

@@ -73,6 +73,8 @@ def test_json_tells_the_file_and_its_size(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
+    # They take most of the time, and the page above has them.
+    monkeypatch.setattr("tracetool.reports.html.page.pictures", lambda *_: ())
     (tmp_path / "h100-1f1b.html").write_text("an earlier page", encoding="utf-8")
     assert run(["report", SAMPLE, "--schedule", "1f1b,gpipe", "--force", "--json"]) == 0
     told = json.loads(capsys.readouterr().out)

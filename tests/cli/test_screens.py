@@ -76,7 +76,7 @@ def test_ingest_and_compare_too(
 ) -> None:
     monkeypatch.setenv("COLUMNS", "80")
     monkeypatch.chdir(tmp_path)
-    assert run(["ingest", str(ROOT / "tests" / "data" / "h200-pp2"), "-o", "x.run"]) == 0
+    assert run(["ingest", str(ROOT / "tests" / "data" / "ckpt_reentrant"), "-o", "x.run"]) == 0
     assert len(capsys.readouterr().out.splitlines()) <= 12
     assert run(["replay", "x.run", "--schedule", "geopipe", "--json"]) == 0
     (tmp_path / "base.json").write_text(capsys.readouterr().out, encoding="utf-8")

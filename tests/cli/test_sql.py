@@ -321,7 +321,7 @@ def test_a_saved_database_opens_elsewhere_with_comments_and_macros(
             assert client.execute(example.query).fetchall()
         bare = "SELECT table_name FROM duckdb_columns() WHERE NOT internal AND comment IS NULL"
         assert client.execute(bare).fetchall() == []
-    both = {"a": derived(SAMPLES / "h100-1f1b"), "b": derived(SAMPLES / "ascend-1f1b")}
+    both = {name: derived(ROOT / "tests" / "data" / folder) for name, folder in (("a", "h200-pp2"), ("b", "zbv"))}
     save_database(both, tmp_path / "both.duckdb")
     with duckdb.connect(str(tmp_path / "both.duckdb"), read_only=True) as client:
         assert client.execute("SELECT count(*) FROM a.bubbles").fetchone() != (0,)
