@@ -55,7 +55,7 @@ def shown() -> Answer:
 
 @pytest.fixture(scope="module")
 def drawn(shown: Answer) -> bytes:
-    return page(shown, FACTS)
+    return page(shown, FACTS, _idles)
 
 
 @pytest.fixture(scope="module")
@@ -265,9 +265,9 @@ def test_idle_time_is_told_by_cause_and_sums_to_the_bubble(shown: Answer) -> Non
 
 
 @pytest.fixture(scope="module")
-def written(shown: Answer, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def written(drawn: bytes, tmp_path_factory: pytest.TempPathFactory) -> Path:
     target = tmp_path_factory.mktemp("page") / "x.html"
-    target.write_bytes(page(shown, FACTS, _idles))
+    target.write_bytes(drawn)
     return target
 
 
