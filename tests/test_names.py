@@ -8,7 +8,7 @@ from functools import cache
 from typing import TYPE_CHECKING
 
 import pytest
-from helpers.parsed import modules
+from helpers.parsed import nodes
 from helpers.recorded import ROOT
 
 from tracetool.tables.results import FIELDS
@@ -29,13 +29,13 @@ PROSE = ("look", "tell", "told", "found", "seen", "distrust")
 def _walked() -> list[tuple[Path, list[ast.AST]]]:
     """Every file of the product with its classes, functions and bindings."""
     kinds = (ast.ClassDef, ast.FunctionDef, ast.Name, ast.Attribute, ast.arg)
-    return [(path, [node for node in ast.walk(tree) if isinstance(node, kinds)]) for path, tree in modules().items()]
+    return [(path, [node for node in every if isinstance(node, kinds)]) for path, every in nodes().items()]
 
 
 def _nodes(*rooms: str) -> Iterator[tuple[str, ast.AST]]:
-    for path, nodes in _walked():
+    for path, every in _walked():
         if not rooms or path.parts[0] in rooms:
-            for node in nodes:
+            for node in every:
                 yield f"{path}:{getattr(node, 'lineno', 0)}", node
 
 

@@ -78,7 +78,11 @@ def _files(run: Path) -> int:
     return sum(1 for _ in run.rglob("*.parquet"))
 
 
-@pytest.mark.parametrize("counts", [PIPELINES[:1], pytest.param(PIPELINES, marks=pytest.mark.large)])
+# Of what is measured by commands none runs by default: traces are read by test_ingest, and commands by their own tests.
+@pytest.mark.parametrize(
+    "counts",
+    [pytest.param(PIPELINES[:1], marks=pytest.mark.thorough), pytest.param(PIPELINES, marks=pytest.mark.large)],
+)
 def test_questions_of_jobs_of_many_ranks(counts: list[int], tmp_path: Path) -> None:
     first: dict[str, Cost] = {}
     for count in counts:
@@ -95,7 +99,6 @@ def test_questions_of_jobs_of_many_ranks(counts: list[int], tmp_path: Path) -> N
             assert cost.peak_mb < 600
 
 
-# Of what is measured by commands, questions of many ranks run by default: they begin with these, on other jobs.
 @pytest.mark.parametrize(
     ("stages", "microbatches"),
     [

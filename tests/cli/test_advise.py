@@ -17,6 +17,8 @@ pytestmark = pytest.mark.usefixtures("asked_once")
 SAMPLE = str(SAMPLES / "h100-1f1b")
 OVER = ["--dc", "0-1,2-3", "--link", "dc0-dc1=25Gbit/s,10ms"]
 FEW = ["--schedule", "1f1b,geopipe,zb-h1,zb-h2,zb-v", *OVER]
+TUNING = ["--co-tune", "--mbs", "1", "--seq", "2048", "--also", SAMPLE, "--also-mbs", "3"]
+"""Fitted to the same recording, said to have two sequences more."""
 
 
 def _report(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, Any]:
@@ -28,9 +30,7 @@ def _report(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, An
 
 
 def test_json_conforms_and_its_numbers_fit_together(capsys: pytest.CaptureFixture[str]) -> None:
-    # Fitted to the same recording, said to have two sequences more.
-    tuning = ["--co-tune", "--mbs", "1", "--seq", "2048", "--also", SAMPLE, "--also-mbs", "3"]
-    report = _report(capsys, *FEW, "--hbm", "80GiB", *tuning)
+    report = _report(capsys, *FEW, "--hbm", "80GiB", *TUNING)
     best = report["best"]
     assert (best["schedule"], best["extra_forwards"], best["evidence"]) == ("geopipe", [2, 2, 0, 0], "recorded")
     assert report["binds"] == "latency"
@@ -51,7 +51,7 @@ def test_text_says_it_in_a_few_lines_and_the_next_command_draws_it(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", "80")
-    assert run(["advise", SAMPLE, *FEW, "--hbm", "80GiB", "--co-tune", "--mbs", "1", "--seq", "2048", "-v"]) == 0
+    assert run(["advise", SAMPLE, *FEW, "--hbm", "80GiB", *TUNING, "-v"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert max(len(line) for line in lines if not line.startswith("Next")) <= 80
     words = [line.split()[0] for line in lines if line.startswith("  ") and line.strip()]

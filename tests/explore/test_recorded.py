@@ -78,7 +78,7 @@ def test_each_plan_takes_what_its_replay_takes(name: str) -> None:
     done = explore_recording(space)
     ways = {plan.way for plan in done.plans}
     # What differs from replay in one way alone is among all of them.
-    for plan in some(done.plans, 6):
+    for plan in some(done.plans, 4):
         assert plan.step_ns == replayed_ns(space, plan), plan
     if name == "tp2pp2_1f1b_m8":
         assert {way.placement for way in ways} == {"tp,pp", "pp,tp"}
@@ -103,6 +103,9 @@ def test_over_measured_links_the_plan_named_is_the_best_that_was_measured(record
     told = 0
     for link in {row.links[0].rank_link() for row in rows if row.links}:
         over = [row for row in rows if row.links and row.links[0].rank_link() == link and row.microbatches == 8]
+        if len(over) <= 2:
+            continue
+        told += 1
         space = RecordedSpace(
             rebuilt(recorded), fleet(link.bandwidth_bytes_per_s, link.latency_ns), left=left  # type: ignore[arg-type]
         )  # fmt: skip
@@ -114,9 +117,7 @@ def test_over_measured_links_the_plan_named_is_the_best_that_was_measured(record
             for row in over
             if (schedule_name(row.schedule), row.extra_forwards and tuple(row.extra_forwards)) == order
         ]
-        if len(over) > 2:
-            told += 1
-            assert min(mine) <= 1.01 * min(row.step_ms or 0 for row in over), (link, best)
+        assert min(mine) <= 1.01 * min(row.step_ms or 0 for row in over), (link, best)
     assert told == 2
 
 

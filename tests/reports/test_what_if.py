@@ -31,7 +31,7 @@ NAMES = ["1f1b", "geopipe"]
 
 @pytest.fixture(scope="module")
 def shown() -> Answer:
-    return what_if(4, 8, [2, 2], hbm_bytes=11 * GIB, causes=False)
+    return what_if(4, 4, [2, 2], hbm_bytes=11 * GIB, causes=False)
 
 
 @pytest.fixture(scope="module")
