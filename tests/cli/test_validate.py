@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import jsonschema
 import pytest
-from helpers.recorded import ROOT, SAMPLES, data
+from helpers.recorded import ROOT, SAMPLES, h100
 
 from tracetool.cli import run
 
@@ -157,7 +157,7 @@ def test_slowdown_from_another_recording(capsys: pytest.CaptureFixture[str], tmp
     rows = [{**shape, **row, "step_ms": 262.871}, {**shape, **grouped}]
     path.write_text(json.dumps({"results": rows}), encoding="utf-8")
     own = report(capsys, SAMPLE, path)
-    borrowed = report(capsys, SAMPLE, path, "--costs-from", data("h100-pp4", "traces", "rt1f1b_m8"))
+    borrowed = report(capsys, SAMPLE, path, "--costs-from", h100("rt1f1b_m8").path)
     first, second = (r["rows"][0]["error_ratio"] for r in (own, borrowed))
     assert first != second
     assert abs(second) < 0.02
