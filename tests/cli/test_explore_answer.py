@@ -189,6 +189,8 @@ def test_a_plan_that_takes_longer_is_not_said_to_be_faster(
     )
 
 
+# By default failures are on the screen in test_explore, and other fleets in tests/explore.
+@pytest.mark.thorough
 def test_what_is_asked_for_besides_is_on_the_screen(
     files: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

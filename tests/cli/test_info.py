@@ -66,6 +66,8 @@ def test_a_slow_rank_is_named_beside_the_figures_of_the_first_pipeline(
     assert "slow:" not in capsys.readouterr().out
 
 
+# By default the messages of one pipeline are counted (above), and those of an Ascend capture of two (below).
+@pytest.mark.thorough
 def test_all_pipelines_count_and_groups_that_span_places_do(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     """Global rank = pp * 2 + tp. Cut between the stages: 2 pipelines of 8 messages each way. Cut across the tensor
     parallel groups: no message, but every all-reduce of a step: 1,024 per group and rank in two steps."""

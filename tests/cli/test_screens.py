@@ -171,8 +171,8 @@ def _coarse_knees(asked_once: None) -> Iterator[None]:
 
 @pytest.mark.usefixtures("_coarse_knees")
 # The other recordings have ranks, units, notes and lacks of their own in the same answers: what is too wide by one of
-# those is seen there alone. These are two small ranks, and memory alone; screens of a larger job are those above.
-@spread("name", ["h100-1f1b", "ascend-1f1b", *OWN, *SHARED], ("h200-pp2", "snapshot"))
+# those is seen there alone. This is memory alone; screens of pipelines are those above.
+@spread("name", ["h100-1f1b", "ascend-1f1b", *OWN, *SHARED], ("snapshot",))
 def test_every_recording_fits_the_screen(
     name: str,
     capsys: pytest.CaptureFixture[str],
