@@ -122,9 +122,6 @@ def test_a_recording_whose_hosts_were_held_up_predicts_orders_that_were_not() ->
     assert max(errors) <= 0.05
 
 
-# Every recording is predicted from every other for it. What moves an error moves what is held against measured steps by
-# default (above), mostly; that the file is of this code is seen here, before a release.
-@pytest.mark.thorough
 def test_the_file_of_errors_is_what_the_recordings_give() -> None:
     assert FILE.read_text(encoding="utf-8") == text_of(measure()), "run in tests: python -m helpers.accuracy"
 
