@@ -221,7 +221,7 @@ def test_nodes_that_feed_parameters_are_those_right_ahead_of_accumulations() -> 
     assert feeders(list(enumerate(names))) == {1, 3, 6, 8, 12}
 
 
-# Kernels are told apart by default (above), and products of the host by what the same functions say of their ops.
+# Kernels are told apart by default (above); on gloo each op is a call of its own, and there is no kernel.
 @pytest.mark.thorough
 def test_products_of_the_host_are_told_apart_too() -> None:
     """On gloo each op is its own call: every ``AddmmBackward0`` that feeds a parameter holds two ``aten::mm``."""
