@@ -164,6 +164,8 @@ def test_a_slower_link_is_named_by_its_ranks() -> None:
         assert name in summary(done)
 
 
+# A stage and a link that are slower are named by default (above, below); of a rank all kinds are taken together.
+@pytest.mark.thorough
 def test_a_rank_all_of_whose_kinds_are_slower_is_named_as_the_rank() -> None:
     done = compared(slower({2: "FB"}, 1.1))
     assert {"compute_ns", "action_ns/2F", "action_ns/2B"} <= regressed(done)

@@ -61,6 +61,8 @@ def test_a_call_begins_where_the_one_before_ended(answered: OverlapAnswer) -> No
             assert all(one.end_ns <= other.start_ns for one, other in itertools.pairwise(of_it))
 
 
+# What is drawn is held by its numbers and its texts by default (above, below); here a picture is drawn twice.
+@pytest.mark.thorough
 def test_the_picture_has_every_way_and_marks_tails(answered: OverlapAnswer) -> None:
     picture = render_layer(answered, "svg")
     assert picture == render_layer(answered, "svg")
