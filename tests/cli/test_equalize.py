@@ -111,7 +111,7 @@ def test_what_does_not_go_with_it_is_refused(
         (
             MadeJob(pp=2, dp=2, tp=2, microbatches=4, layers=1, jitter_ratio=0.01, slow={3: 1.2}),
             range(8),
-            "rank 3 computes",
+            "actions of rank 3 take",
             "peers of a slow rank",
         ),
         (

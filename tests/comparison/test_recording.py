@@ -19,7 +19,7 @@ from tracetool.comparison.sides import side_of
 from tracetool.comparison.values import Key
 from tracetool.ingestion.recording import Recording, make_recording, pipeline_of
 from tracetool.ingestion.runs import ingest
-from tracetool.model.notice import NoticeCode
+from tracetool.model.notice import NoticeCode, SubjectKind
 from tracetool.model.scenario import Scenario
 from tracetool.model.timeline import measure
 from tracetool.model.topology import Topology
@@ -155,9 +155,27 @@ def test_reports_of_pipelines_that_differ_hold_that_with_the_slow_rank(tmp_path:
     for name, slow in (("base", {}), ("new", {3: 1.2})):
         write_job(tmp_path / name, MadeJob(pp=2, tp=2, microbatches=4, layers=1, steps=2, slow=slow))
         assert command(["replay", str(tmp_path / name), "-q", "-o", str(tmp_path / f"{name}.json")]) == 0
-    for new in ("new.json", "new"):
-        done = compare_runs(tmp_path / "base.json", tmp_path / new)
-        assert done.causes["step_ns"][0].name == "rank 3 (base: 2)"
-        # Ranks stand against those of the same place, by whose numbers they go.
-        assert {line.key.rank for line in done.lines if line.key.rank is not None and line.new_count} == {0, 2}
+    done = compare_runs(tmp_path / "base.json", tmp_path / "new.json")
+    assert done.causes["step_ns"][0].name == "rank 3 (base: 2)"
+    # Ranks stand against those of the same place, by whose numbers they go.
+    assert {line.key.rank for line in done.lines if line.key.rank is not None and line.new_count} == {0, 2}
+    # A report holds one pipeline, which is compared with the same one of a Run; who is slow beside it is told.
+    for base, is_same in (("base.json", False), ("new.json", True)):
+        done = compare_runs(tmp_path / base, tmp_path / "new")
+        assert [note.subject for note in done.notes if note.code is NoticeCode.RANK_SLOW_ELSEWHERE] == (
+            [] if is_same else [SubjectKind.RANK(3)]
+        )
+        assert ({line.verdict for line in done.lines} == {"unchanged"}) == is_same
     assert compare_runs(tmp_path / "new.json", tmp_path / "new.json").failures == ()
+
+
+@pytest.mark.parametrize("recorded", [(0, 2), (1, 3)])
+def test_a_pipeline_that_both_sides_have_whole_is_compared(recorded: tuple[int, ...], tmp_path: Path) -> None:
+    """Of one recording a part is as the whole, whoever is slow in the whole, and however pipelines are counted."""
+    job = MadeJob(pp=2, tp=2, microbatches=4, layers=1, steps=2, slow={3: 1.2})
+    simulated = write_job(tmp_path / "whole", job)
+    write_job(tmp_path / "part", job, simulated, ranks=recorded)
+    for sides in (("whole", "part"), ("part", "whole")):
+        done = compare_runs(*(tmp_path / side for side in sides))
+        assert [side.sources[0].global_ranks for side in (done.base, done.new)] == [recorded] * 2
+        assert not {"regressed", "improved"} & {line.verdict for line in done.lines}

@@ -103,5 +103,5 @@ def test_what_peers_that_were_not_recorded_take_is_not_known(tmp_path: Path) -> 
     job = made_job("tensor", {SLOW: 1 + SLOWER})
     write_job(tmp_path / "traces", job, ranks=[rank for rank in range(job.world) if job.place(rank).t == 0])
     result = find_stragglers(ingest(tmp_path / "traces", tmp_path / "x.run"))
-    assert [note.code for note in result.notes].count(NoticeCode.PEERS_UNKNOWN) == 1
+    assert [note.code for note in result.notes].count(NoticeCode.PEERS_UNMATCHED) == 1
     assert len(result.ranks) == 2

@@ -39,6 +39,17 @@ _OF_ONE = (
 """Options that are about one pipeline."""
 
 
+def pipeline_number(run: Run) -> int:
+    """Number of the pipeline that is reconstructed: as given; where another option is about one, the slowest rank's."""
+    from tracetool.reconstruction.job import slow_ranks
+
+    context = click.get_current_context()
+    given = {name for name in _OF_ONE if is_given(context, name)}
+    slow = slow_ranks(run) if given and not given & {"pipeline", "copy_missing_ranks"} else []
+    number: int = slow[0].pipeline if slow else context.params["pipeline"]
+    return number
+
+
 def asked_pipelines(
     run: Run, reconstruction: Reconstruction, change: Callable[[Reconstruction], Reconstruction]
 ) -> tuple[Reconstruction, SortedPipelines | None]:

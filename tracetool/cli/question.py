@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypedDict, TypeVar
 import click
 
 from tracetool.cli.output import PATH_OR_URL, ProgressBar, path_or_url
-from tracetool.cli.pipelines import ALL_PIPELINES, PIPELINE, asked_pipelines
+from tracetool.cli.pipelines import ALL_PIPELINES, PIPELINE, asked_pipelines, pipeline_number
 from tracetool.cli.settings import in_effect
 from tracetool.cli.topology import DC, LINK, ON_NETWORK, read_choice
 from tracetool.errors import BadQuery, ScenarioError
@@ -253,9 +253,8 @@ def ask(
     with ProgressBar(quiet=quiet) as progress:
         run = open_run(paths, progress, keep=("args",) if shapes else ())
         others = {take: (open_run([path], progress), path) for take, path in takes.items() if path is not None}
-    recording = reconstruct(
-        run, step=words["step"], pipeline=words["pipeline"], copy_missing=words["copy_missing_ranks"]
-    )
+    number = pipeline_number(run)
+    recording = reconstruct(run, step=words["step"], pipeline=number, copy_missing=words["copy_missing_ranks"])
 
     def borrow(recording: Reconstruction) -> Reconstruction:
         for take, (other, path) in others.items():
@@ -273,7 +272,7 @@ def ask(
         raise _nothing_shared()
     name = " ".join(str(path) for path in paths)
     return Question(
-        run=run, recording=recording, scenario=scenario, name=name, pipeline=words["pipeline"],
+        run=run, recording=recording, scenario=scenario, name=name, pipeline=number,
         is_copied=words["copy_missing_ranks"], borrow=borrow, pipelines=pipelines,
     )  # fmt: skip
 

@@ -15,8 +15,8 @@ from tracetool.comparison.reported import StepOf, figures_of, read_report, scena
 from tracetool.comparison.values import Key, Values, values_of
 from tracetool.errors import Option, ScenarioError
 from tracetool.ingestion.recording import Recording, recording_of
-from tracetool.model.notice import Notice, NoticeCode, Notices
-from tracetool.reconstruction.job import SlowRank, slow_ranks
+from tracetool.model.notice import Notice, NoticeCode, Notices, SubjectKind
+from tracetool.reconstruction.job import SlowRank, slow_ranks, sorted_pipelines
 from tracetool.store.run import Run
 from tracetool.tables.run import SCHEMA_VERSION
 from tracetool.units import format_count, format_ranges, format_size
@@ -172,12 +172,15 @@ class Side:
         return tuple(sorted(source.digest for source in self.sources))
 
 
-def side_of(items: Sequence[tuple[str, Run | Path | Recording]], *, pipeline: int = 0) -> Side:
+def side_of(
+    items: Sequence[tuple[str, Run | Path | Recording]], *, pipeline: int | None = None, of_rank: int | None = None
+) -> Side:
     """Read a side.
 
     Args:
         items: Per source its name and a Run, the path of a report, or a recording.
-        pipeline: Which one of several side by side, of Runs.
+        pipeline: Which one of several side by side, of Runs; by default that of a rank.
+        of_rank: The rank; None for the first pipeline.
 
     Raises:
         ScenarioError: If two are recordings of other work.
@@ -202,7 +205,10 @@ def side_of(items: Sequence[tuple[str, Run | Path | Recording]], *, pipeline: in
                 SideSource(name, run.digest, report.tool_version, report.schema_version, tuple(steps), ranks)
             )
             continue
-        recording = item if isinstance(item, Recording) else recording_of(item, pipeline=pipeline)
+        if isinstance(item, Recording):
+            recording = item
+        else:
+            recording = recording_of(item, pipeline=_number_of(item, of_rank) if pipeline is None else pipeline)
         slow = slow_ranks(item) if isinstance(item, Run) else ()
         left_out += _left_out(name, recording, slow)
         version = SCHEMA_VERSION if isinstance(item, Recording) else str(item.manifest["schema_version"])
@@ -235,31 +241,57 @@ def side_of(items: Sequence[tuple[str, Run | Path | Recording]], *, pipeline: in
     )
 
 
-def compared_pipeline(*sides: Iterable[Run | Path]) -> int:
-    """Of Runs whose pipelines differ the number of that with the slowest rank, in the first of the sides that has such.
-
-    Where pipelines are alike, the first stands for all; reports hold one that was chosen when they were made.
+def compared_rank(base: Iterable[Run | Path], new: Iterable[Run | Path]) -> int | None:
+    """A rank whose pipeline is compared, of Runs with several: that of a report, else the slowest one of the new side.
 
     Args:
-        sides: Runs, and paths of reports.
+        base: Runs, and paths of reports.
+        new: Likewise.
+
+    Returns:
+        None where no pipeline was recorded whole in all of them.
     """
-    for side in sides:
-        slow = [rank for item in side if isinstance(item, Run) for rank in slow_ranks(item)[:1]]
+    sides = list(base), list(new)
+    for path in (item for side in sides for item in side if isinstance(item, Path)):
+        return read_report(path).run.global_ranks[0]
+    runs = [[item for item in side if isinstance(item, Run)] for side in reversed(sides)]
+    common = set.intersection(*(set(_whole_pipelines(run)) for side in runs for run in side))
+    known = {rank for ranks in common for rank in ranks}
+    for side in runs:
+        slow = [one for run in side for one in slow_ranks(run) if one.rank in known]
         if slow:
-            return max(slow, key=lambda rank: rank.slower_ratio).pipeline
-    return 0
+            return max(slow, key=lambda one: one.slower_ratio).rank
+    return min(known, default=None)
+
+
+def _whole_pipelines(run: Run) -> dict[tuple[int, ...], int]:
+    """Numbers of the pipelines that were recorded whole, by their ranks."""
+    whole = {number for alike in sorted_pipelines(run).alike for number in alike.numbers}
+    rows = run.rows("SELECT list(rank ORDER BY rank), pipeline FROM coordinates GROUP BY pipeline ORDER BY pipeline")
+    return {tuple(ranks): number for ranks, number in rows if number in whole}
+
+
+def _number_of(run: Run, rank: int | None) -> int:
+    """Number of a rank's pipeline, if that was recorded whole; else of the first one that was."""
+    whole = _whole_pipelines(run)
+    return next((number for ranks, number in whole.items() if rank in ranks), min(whole.values(), default=0))
 
 
 def _left_out(name: str, recording: Recording, slow: Sequence[SlowRank]) -> list[Notice]:
     """What of the traces is not compared: a change there would not be seen."""
     notices = Notices()
     if recording.pipelines > 1:
-        slowest = f"; slowest is {slow[0]}" if slow else ""
         notices.add(
             NoticeCode.PIPELINES_LEFT_OUT,
             f"{name}: one of {recording.pipelines} pipelines side by side is compared (ranks "
             f"{format_ranges(recording.global_ranks)}), a change in another one is not seen: "
-            f"{Option.PIPELINE('N')} looks at it{slowest}",
+            f"{Option.PIPELINE('N')} looks at it",
+        )
+    if slow and slow[0].rank not in recording.global_ranks:
+        notices.add(
+            NoticeCode.RANK_SLOW_ELSEWHERE,
+            f"{name}: {slow[0]}; those compared may wait for it: {Option.PIPELINE(slow[0].pipeline)} looks at it",
+            subject=SubjectKind.RANK(slow[0].rank),
         )
     steps = len(recording.steps)
     if recording.complete_steps is not None and recording.complete_steps > steps:

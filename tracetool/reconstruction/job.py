@@ -128,10 +128,11 @@ class SlowRank(NamedTuple):
 
 
 def slow_ranks(run: Run) -> list[SlowRank]:
-    """Ranks that stand out in a job whose pipelines differ, the slowest first; none where they are alike."""
+    """Ranks that stand out among those of their stage, the slowest first; none of a single pipeline.
+
+    Pipelines may be alike all the same: ranks that share layers wait inside actions for the slow one.
+    """
     pipelines = sorted_pipelines(run)
-    if not pipelines.differ:
-        return []
     of_rank = dict(run.rows("SELECT rank, pipeline FROM coordinates"))
     slow = (SlowRank(rank, of_rank[rank], ratio) for rank, ratio in pipelines.slow_ranks.items())
     return sorted(slow, key=lambda one: (-one.slower_ratio, one.rank))

@@ -100,7 +100,7 @@ class Suspect:
 
     @property
     def share_ratio(self) -> float | None:
-        """Share of the time lost to stragglers that equalizing it wins back.
+        """Share of what equalizing everything wins back that equalizing it does.
 
         More than 1 where what is left runs faster than the mean; None where nothing is lost.
         """
@@ -349,7 +349,8 @@ def _notes(result: Stragglers) -> list[Notice]:
     sentence = (
         "equalized: compute takes the mean of its kind, communication the median of its transfer times, over "
         f"{over}; the work stays the same, so uneven stages (a head, more layers) count, too; what stragglers cost is "
-        "beside the median rank of each stage",
+        "beside the median rank of each stage, of an even number the quicker of the two; actions have the gaps between "
+        "their kernels in them, and no waits for ranks that share their layers",
         "a slowdown compares steps without host gaps ahead of and after the pipeline",
     )
     notes = [Notice(NoticeCode.EQUALIZED, text) for text in sentence]

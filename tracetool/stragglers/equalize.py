@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from dataclasses import replace
-from statistics import median
+from statistics import median, median_low
 from typing import TYPE_CHECKING, NamedTuple
 
 from tracetool.model.action import ActionKind
@@ -67,8 +67,8 @@ class Averages:
 
     Args:
         steps: At least one.
-        by_stage: Each stage's own, that of the median one of the ranks that hold it: what one of several takes beyond
-            the others is no matter of the stage.
+        by_stage: Each stage's own, that of the median one of the ranks that hold it, of an even number the quicker of
+            the two: what some take beyond the others is no matter of the stage.
     """
 
     def __init__(self, steps: Sequence[JobStep], *, by_stage: bool = False) -> None:
@@ -105,7 +105,7 @@ class Averages:
     def _typical(self, times: Mapping[_Of, Mapping[int, Sequence[int]]]) -> dict[_Of, int]:
         """The one time of each, from times by rank."""
         if self._by_stage:
-            return {of: round(median(map(_mean, ranks.values()))) for of, ranks in times.items()}
+            return {of: median_low(map(_mean, ranks.values())) for of, ranks in times.items()}
         return {of: _mean([ns for of_rank in ranks.values() for ns in of_rank]) for of, ranks in times.items()}
 
     def apply(self, step: JobStep, chosen: Callable[[Where], bool]) -> JobStep:
@@ -299,7 +299,7 @@ def slowest_places(steps: Sequence[JobStep]) -> tuple[SlowPlace | None, SlowPlac
         for stage in pipeline.stages:
             own = (ns for kind in stage.costs for ns in step.own_ns(number, stage.stage, kind))
             by_stage[stage.stage][rank_of(pipeline, stage.stage)] += sum(own)
-    typical = {number: median(ranks.values()) for number, ranks in by_stage.items()}
+    typical = {number: median_low(ranks.values()) for number, ranks in by_stage.items()}
     mean = sum(typical.values()) / max(1, len(typical))
     stages = [SlowPlace(n, None, ns / mean - 1) for n, ns in typical.items()] if len(typical) > 1 and mean else []
     ranks = [

@@ -140,7 +140,7 @@ def put_together(pipelines: Sequence[Pipeline], inside: Sequence[InsideWaits], a
                     stages[number][stage] = with_times(stages[number][stage], kind, took)
     if unknown:
         account.note(
-            NoticeCode.PEERS_UNKNOWN,
+            NoticeCode.PEERS_UNMATCHED,
             f"{format_ranks(sorted(unknown))}: collectives inside computes could not be matched with those of all "
             "ranks that share their layers, so the computes may hold waits for a slow one, and look slow, too",
         )

@@ -184,7 +184,7 @@ def setting_text(slowest: Slowest) -> str:
     if slowest.rank is None or slowest.rank_slower_ratio is None:
         return f"{text}: no rank stands out"
     return (
-        f"{text}: the kernels of rank {slowest.rank} take {slowest.rank_slower_ratio:.1%} longer than those of the "
+        f"{text}; the kernels of rank {slowest.rank} take {slowest.rank_slower_ratio:.1%} longer than those of the "
         "other ranks of its stage"
     )
 

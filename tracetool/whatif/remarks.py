@@ -16,6 +16,7 @@ from tracetool.errors import Option, ScenarioError
 from tracetool.model.action import ActionKind
 from tracetool.model.notice import Notice, NoticeCode, Notices, SubjectKind
 from tracetool.model.pipeline import P2P_MODES
+from tracetool.reconstruction.capture.waits import total_ns
 from tracetool.reconstruction.closeup.slowdown import gap_shares, notes_on_gaps
 from tracetool.replays.evaluation import evaluate
 from tracetool.schedules import tuning_of
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     from tracetool.model.timeline import Metrics
     from tracetool.model.topology import Topology
     from tracetool.reconstruction import Reconstruction
+    from tracetool.reconstruction.actions import Segment
     from tracetool.replays import Replayed
     from tracetool.whatif.results import Result
 
@@ -348,14 +350,15 @@ def collective_notes(pipeline: Pipeline, scenario: Scenario) -> list[Notice]:
 def _algorithm_notes(pipeline: Pipeline, topology: Topology) -> list[Notice]:
     """Whether it was said how collectives run, and none that runs so crosses anything."""
     seating = topology.seating
-    if seating is None or not seating.algorithms:
+    named = [devices for devices, algorithm in seating.algorithms if algorithm != "auto"] if seating else []
+    if seating is None or not named:
         return []
     device = dict(seating.rank_devices)
     crossing = {
         frozenset(device[rank] for rank in use.group_ranks if rank in device)
         for use in crossing_uses(pipeline, topology)
     }
-    if any(devices in crossing for devices, _ in seating.algorithms):
+    if any(devices in crossing for devices in named):
         return []
     text = "no collective of the groups for which an algorithm is named crosses a tier: it changes nothing"
     return [Notice(NoticeCode.ALGORITHM_UNUSED, text)]
@@ -373,5 +376,11 @@ def host_notes(recording: Reconstruction) -> list[Notice]:
     if not on_device:
         return []
     without = {rank.rank for rank in recording.pipeline.ranks if rank.gaps_left_out}
-    rows = (row for row in recording.costs if row.rank not in without)
-    return notes_on_gaps(gap_shares((row.stage, row.kind, row.duration_ns, row.kernel_ns) for row in rows))
+    segments = (s for rank, of_rank in recording.segments.items() if rank not in without for s in of_rank)
+    return notes_on_gaps(gap_shares((s.stage, s.kind.value, s.end_ns - s.start_ns, _busy_ns(s)) for s in segments))
+
+
+def _busy_ns(segment: Segment) -> int:
+    """For how long an action's kernels ran, or its collectives: what waits for another rank waits for no host."""
+    kernels = (k for k in segment.kernels if k.is_compute or k.is_collective)
+    return total_ns((max(k.start_ns, segment.start_ns), min(k.end_ns, segment.end_ns)) for k in kernels)

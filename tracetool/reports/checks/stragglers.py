@@ -60,7 +60,9 @@ class SuspectInfo(msgspec.Struct, kw_only=True):
     step_ns: Annotated[int, doc("Mean step if it alone were equalized.")]
     saved_ns: Annotated[int, doc("How much shorter the mean step is then; negative: longer.")]
     slowdown_ratio: Annotated[float, doc("step_ns over the mean equalized step.")]
-    share_ratio: Annotated[float | None, doc("saved_ns over the time lost to stragglers; null if none is lost.")]
+    share_ratio: Annotated[
+        float | None, doc("saved_ns over what equalizing everything saves; null if that is nothing.")
+    ]
     alone_ratio: Annotated[float, doc("Mean step with all but it equalized over the mean equalized step.")]
     without_ns: Annotated[list[int], doc("Per step, in the order of steps: the step if it alone were equalized.")]
     alone_ns: Annotated[list[int], doc("Per step, in the order of steps: the step if all but it were equalized.")]
@@ -166,11 +168,12 @@ def _sentences(result: Stragglers) -> list[str]:
     )
     gained = f"Equal ranks and stages would take {format_duration(equalized)} a step instead of "
     lines = [f"{gained}{format_duration(measured)} ({equalized / measured - 1:+.1%})."]
+    lines += [f"warning: {note}" for note in result.notes if note.code is NoticeCode.FIDELITY]
     gain = measured - equalized
     if result.slow_stage is not None:
         lines.append(
             f"Uneven stages, a matter of the cut, cost {_cost(alike - equalized, gain)}: stage "
-            f"{result.slow_stage.stage} computes {result.slow_stage.compute_ratio:.1%} longer than the mean one."
+            f"{result.slow_stage.stage} takes {result.slow_stage.compute_ratio:.1%} longer than the mean one."
         )
     sentence = f"Stragglers, slow beside the median rank of their stage, cost {_cost(measured - alike, gain)}: "
     slow = result.slow_rank
@@ -181,9 +184,9 @@ def _sentences(result: Stragglers) -> list[str]:
         ]
     if slow.compute_ratio < _SLOWER:
         return [*lines, f"{sentence}of microbatches alone, as no rank is slower than the others of its stage."]
-    beside = f"{slow.compute_ratio:.1%} longer than the other ranks of stage {slow.stage}"
-    lines.append(f"{sentence}rank {slow.rank} computes {beside}.")
-    if any(note.code is NoticeCode.PEERS_UNKNOWN for note in result.notes):
+    beside = f"{slow.compute_ratio:.1%} longer than those of the other ranks of stage {slow.stage}"
+    lines.append(f"{sentence}actions of rank {slow.rank} take {beside}.")
+    if any(note.code is NoticeCode.PEERS_UNMATCHED for note in result.notes):
         lines.append(
             "Ranks meet others inside computes (tensor parallel) whose waits are not known: peers of a slow rank look "
             "slow, too, and mending it saves more than its row says."
@@ -234,7 +237,7 @@ def _verdict(result: Stragglers) -> list[str]:
         if worst is None or worst.saved_ns <= 0:
             lines.append(f"  no {axis} costs anything by itself")
             continue
-        share = "" if worst.share_ratio is None else f", {worst.share_ratio:.0%} of what stragglers cost"
+        share = "" if worst.share_ratio is None else f", {worst.share_ratio:.0%} of what equal ranks and stages gain"
         lines.append(f"  {_name(worst)} costs most: {format_duration(worst.saved_ns)} of the step{share}")
     return lines
 

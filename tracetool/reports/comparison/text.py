@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from tracetool.comparison.limits import format_value
 from tracetool.comparison.summary import chosen_lines, percent, signed, summary
 from tracetool.errors import Option
+from tracetool.model.notice import NoticeCode
 from tracetool.reports.answer.text import table
 from tracetool.reports.lines import Note, terminal_width, wrap, wrapped
 from tracetool.units import format_count, format_ranges
@@ -57,6 +58,7 @@ def render_text(done: Comparison, _facts: CallFacts, width: int | None = None, *
     failures = [f"  {failure}" for failure in done.failures if not done.checks]
     tail = [*checks, *failures, *(["  informational: this would fail"] if done.level == "would fail" else [])]
     notes = [note for note in done.notes if str(note) not in done.failures]
+    notes.sort(key=lambda note: note.code is not NoticeCode.RANK_SLOW_ELSEWHERE)
     tail += map(Note, notes if verbose else notes[:1])
     if not verbose:
         rest = f"{format_count(len(notes) - 1, 'note')} more, " if notes[1:] else ""

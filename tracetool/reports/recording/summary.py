@@ -248,7 +248,7 @@ class SummaryInfo(TypedDict):
     step_facts: list[Annotated[dict[str, Any], row_of(STEP_FACTS)]]
     pipeline: ObservedPipelineInfo
     slow_ranks: Annotated[
-        list[SlowRankInfo], doc("Slowest first, by more than counts as a change; of jobs whose pipelines differ.")
+        list[SlowRankInfo], doc("Slowest first, by more than counts as a change; of several pipelines.")
     ]
     replayed: Annotated[ReplayedRunInfo | None, doc("Null if the Run has the observed Timeline alone.")]
     vendor_figures: Annotated[int, doc("Figures of a vendor's analysis.")]
@@ -375,12 +375,19 @@ def exposed_collectives(run: Run) -> list[ExposedInfo]:
     return cast("list[ExposedInfo]", run.of_ranks(ranks).records(_EXPOSED_SQL))
 
 
+_GAPS_SQL = """
+WITH exposed AS (SELECT stage, kind, sum(exposed_ns) AS exposed_ns FROM overlap_by_layer GROUP BY ALL)
+SELECT stage, kind, sum(duration_ns), sum(kernel_ns) + coalesce(any_value(exposed_ns), 0)
+FROM costs LEFT JOIN exposed USING (stage, kind)
+WHERE step = ? AND EXISTS (SELECT 1 FROM events WHERE category = 'kernel') AND NOT EXISTS (
+    SELECT 1 FROM findings WHERE fact = 'launches' AND subject IN ('all', 'rank ' || costs.rank))
+GROUP BY ALL
+"""
+"""Who waits in a collective for another rank waits for no host."""
+
+
 def host_gaps(run: Run, step: int | None) -> list[HostGapInfo]:
     """Share of gaps between kernels in the actions of the chosen step, where costs hold them; none without kernels."""
-    rows = run.rows(
-        "SELECT stage, kind, duration_ns, kernel_ns FROM costs "
-        "WHERE step = ? AND EXISTS (SELECT 1 FROM events WHERE category = 'kernel') AND NOT EXISTS ("
-        "SELECT 1 FROM findings WHERE fact = 'launches' AND subject IN ('all', 'rank ' || costs.rank))",
-        [step],
-    )
+    ranks = [rank for (rank,) in run.rows("SELECT DISTINCT rank FROM kernel_actions")]
+    rows = run.of_ranks(ranks).rows(_GAPS_SQL, [step]) if ranks else []
     return [{"stage": stage, "kind": kind, "gap_ratio": share} for (stage, kind), share in gap_shares(rows).items()]
