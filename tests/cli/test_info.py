@@ -66,6 +66,31 @@ def test_a_slow_rank_is_named_beside_the_figures_of_the_first_pipeline(
     assert "slow:" not in capsys.readouterr().out
 
 
+def test_waits_for_a_slow_peer_are_no_gaps_of_the_host_and_unknown_ones_are_bounds(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """Rank 1 is a half slower than its tensor-parallel peer, whose device has no gaps but those waits.
+
+    Two all-reduces of 0.1 ms for each of 4 microbatches on two ranks of the first pipeline.
+    """
+    job = MadeJob(pp=2, tp=2, microbatches=4, layers=1, slow={1: 1.5, 3: 1.5})
+    simulated = write_job(tmp_path / "whole", job)
+    write_job(tmp_path / "part", job, simulated, ranks=[0, 2])
+    whole, part = (_facts(capsys, str(tmp_path / name))["exposed_collectives"][0] for name in ("whole", "part"))
+    assert (whole["own_ns"], whole["own_is_bound"]) == (2 * 2 * 4 * 100_000, False)
+    assert (part["own_ns"], part["own_is_bound"]) == (part["duration_ns"], True)
+    assert whole["duration_ns"] == part["duration_ns"] > 2 * whole["own_ns"]
+    gaps = _facts(capsys, str(tmp_path / "whole"))["host_gaps"]
+    assert {gap["kind"] for gap in gaps} == {"F", "B"}
+    assert all(gap["gap_ratio"] < 0.01 for gap in gaps)
+    assert run(["replay", str(tmp_path / "whole"), "-q", "-v"]) == 0
+    text = " ".join(capsys.readouterr().out.split())
+    assert "gaps between kernels" not in text
+    assert "the host holds the device back" not in text
+    assert run(["explain", str(tmp_path / "whole")]) == 0
+    assert f"Next: tracetool replay {tmp_path / 'whole'} --equalize" in capsys.readouterr().out
+
+
 # By default the messages of one pipeline are counted (above), and those of an Ascend capture of two (below).
 @pytest.mark.thorough
 def test_all_pipelines_count_and_groups_that_span_places_do(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from typing import TYPE_CHECKING
 
 import click
@@ -71,6 +72,7 @@ def explain(
     from tracetool.cli.output import parse_counts
     from tracetool.errors import ScheduleError
     from tracetool.explanation import explain as why
+    from tracetool.reconstruction.job import slow_ranks
     from tracetool.reports.explanation.json import render_json
     from tracetool.reports.explanation.text import render_text
     from tracetool.reports.lines import terminal_width
@@ -103,4 +105,7 @@ def explain(
     form = render_json(explained, facts) if as_json else render_text(explained, facts, width, verbose=verbose)
     click.echo(form.decode(), nl=False)
     if not as_json:
-        next_step(following("replay", "-o", free_name("gantt.png")), quiet=quiet)
+        slow = slow_ranks(question.run)
+        costs = shlex.join(["tracetool", "replay", *map(str, paths), "--equalize"])
+        what_next = following("replay", "-o", free_name("gantt.png"))
+        next_step(f"{costs}  # what rank {slow[0].rank} costs" if slow else what_next, quiet=quiet)

@@ -169,9 +169,10 @@ def _exposed_lines(collectives: Sequence[ExposedInfo]) -> list[str]:
         if each["exposed_ns"] is None or each["own_ns"] is None or each["tail_ns"] is None:
             lines.append(f"  {name}: {took}, fused with its matrix product, {format_duration(each['duration_ns'])}")
             continue
+        own = f"{'at most ' * each['own_is_bound']}{format_duration(each['own_ns'])}"
         lines.append(
             f"  {name}: {took}, {format_duration(each['exposed_ns'])} exposed ({format_duration(each['tail_ns'])} as a "
-            f"tail), {format_duration(each['own_ns'])} once all ranks were there; most in {where}"
+            f"tail), {own} once all ranks were there; most in {where}"
         )
     return lines
 

@@ -163,6 +163,7 @@ class ExposedInfo(TypedDict):
     stage: Annotated[int, doc("Where most is exposed: its stage,")]
     kind: Annotated[str, doc("kind of action")]
     layer: Annotated[int | None, doc("and layer; null outside the layers.")]
+    own_is_bound: Annotated[bool, doc("Whether own_ns may hold waits: for ranks that were not recorded or matched.")]
 
 
 class SourceFactsInfo(TypedDict):
@@ -360,8 +361,11 @@ SELECT
     sum(own_ns)::BIGINT AS own_ns, sum(exposed_ns)::BIGINT AS exposed_ns, sum(tail_ns)::BIGINT AS tail_ns,
     arg_max(stage, coalesce(exposed_ns, duration_ns)) AS stage,
     arg_max(kind, coalesce(exposed_ns, duration_ns)) AS kind,
-    arg_max(layer, coalesce(exposed_ns, duration_ns)) AS layer
-FROM overlap_by_layer WHERE stage IS NOT NULL
+    arg_max(layer, coalesce(exposed_ns, duration_ns)) AS layer,
+    coalesce(bool_or(own_is_bound), false) AS own_is_bound
+FROM overlap_by_layer
+LEFT JOIN (SELECT operation, bool_or(upper_bound) AS own_is_bound FROM waits GROUP BY operation) USING (operation)
+WHERE stage IS NOT NULL
 GROUP BY ALL ORDER BY exposed_ns DESC NULLS LAST, operation
 """
 
