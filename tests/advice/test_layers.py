@@ -66,6 +66,8 @@ def test_words_say_whether_it_pays() -> None:
     assert bound.pays is None
 
 
+# The answers are held by default (above); here the command prints them.
+@pytest.mark.thorough
 @pytest.mark.usefixtures("asked_once")
 def test_command_line(capsys: pytest.CaptureFixture[str]) -> None:
     """Two stages of one microbatch under tensor parallelism, whose products have shapes."""

@@ -95,6 +95,8 @@ def test_norms_are_no_embedding() -> None:
     assert all(one.cause is not Cause.EMBEDDING_ALLREDUCE for one in explained.causes)
 
 
+# Made tails are by default (above); here a recorded embedding reduces.
+@pytest.mark.thorough
 def test_a_recording_with_a_tied_embedding() -> None:
     """Two stages on Ascend: the transfer of its all-reduce takes 34.6 ms, as its README says, and its wait is other
     ranks' doing. What follows the window is all of the step beyond it, on every rank."""

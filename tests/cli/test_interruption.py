@@ -152,9 +152,8 @@ def test_workers_end_with_a_parent_that_is_killed_and_the_next_run_names_what_it
     assert _gone(process.pid)
     assert not (tmp_path / "x.run").exists()
     (left,) = tmp_path.glob(".x.run.*")
-    for name, is_told in (("y.run", False), ("x.run", True)):
-        assert run(["ingest", str(ROOT / "tests" / "data" / "zbv"), "-o", str(tmp_path / name)]) == 0
-        assert (f"note: {left} (" in capsys.readouterr().err) == is_told
+    assert run(["ingest", str(ROOT / "tests" / "data" / "zbv"), "-o", str(tmp_path / "x.run")]) == 0
+    assert f"note: {left} (" in capsys.readouterr().err
     assert left.exists()
 
 

@@ -110,6 +110,8 @@ def test_ranks_of_several_runs_are_several_in_the_interval_macros() -> None:
     assert both.rows(per_run) == of_rank * 2, "an interval without a run is one of any of them"
 
 
+# Tables of replayed Timelines are held by default (tests/store); here they are asked for by commands.
+@pytest.mark.thorough
 def test_replayed_timelines_stand_beside_the_observed_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The figures are those that replay prints, every view tells the Timelines apart, and the Run is as before."""
     target, kept = tmp_path / "what-if.run", tmp_path / "kept.run"

@@ -11,6 +11,7 @@ from helpers import synthetic
 from helpers.made_job import MadeJob
 from helpers.made_traces import write_job
 from helpers.notices import texts
+from helpers.thorough import spread
 
 from tracetool.cli import run as command
 from tracetool.comparison import compare
@@ -126,7 +127,8 @@ def test_changes_of_replays_have_causes_over_their_links(tmp_path: Path, schedul
     assert replays[1] > replays[0]
 
 
-@pytest.mark.parametrize("slow", [2, 3])
+# Of the first pipeline no choice is needed.
+@spread("slow", [2, 3], [3])
 def test_of_pipelines_that_differ_that_with_the_slow_rank_is_compared(slow: int, tmp_path: Path) -> None:
     """Two ranks on each of two stages share layers: of the peers that wait for the slow one none is blamed.
 
@@ -169,7 +171,8 @@ def test_reports_of_pipelines_that_differ_hold_that_with_the_slow_rank(tmp_path:
     assert compare_runs(tmp_path / "new.json", tmp_path / "new.json").failures == ()
 
 
-@pytest.mark.parametrize("recorded", [(0, 2), (1, 3)])
+# What the first pipeline is by its number, it is by its ranks, too.
+@spread("recorded", [(0, 2), (1, 3)], [(1, 3)])
 def test_a_pipeline_that_both_sides_have_whole_is_compared(recorded: tuple[int, ...], tmp_path: Path) -> None:
     """Of one recording a part is as the whole, whoever is slow in the whole, and however pipelines are counted."""
     job = MadeJob(pp=2, tp=2, microbatches=4, layers=1, steps=2, slow={3: 1.2})

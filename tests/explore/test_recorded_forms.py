@@ -69,6 +69,8 @@ def test_a_page_a_picture_and_timelines_are_those_of_the_plans(
         assert replayed_plan(space, plan).step_ns == plan.step_ns
 
 
+# Fronts are by default those of made plans (test_fleets).
+@pytest.mark.thorough
 def test_the_front_holds_what_nothing_beats_in_all_of_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Of every pair of plans in step, memory and bytes over the link; bytes are those of the traffic over its tiers."""
     path = str(h100("tp2pp2_1f1b_m8").path)

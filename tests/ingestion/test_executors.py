@@ -238,6 +238,8 @@ def test_workers_that_reach_another_folder_are_refused(
     assert list(tmp_path.iterdir()) == []
 
 
+# Workers of this machine are killed by default (above).
+@pytest.mark.thorough
 @_of_dask
 def test_a_worker_of_a_cluster_that_is_killed_costs_nothing(cluster: Any, tmp_path: Path) -> None:
     killed: list[int] = []

@@ -123,6 +123,8 @@ def test_unfinished_changes_are_undone_in_a_copy(tmp_path: Path) -> None:
 # --- Truncated and overwritten
 
 
+# Other damage is done to databases by default (below); here files are cut at many places.
+@pytest.mark.thorough
 def test_truncated_anywhere_gives_true_rows_or_names_the_file(tmp_path: Path) -> None:
     path = simple(200).write(tmp_path / NAME)
     whole_bytes, size = path.read_bytes(), page_bytes(path)

@@ -244,6 +244,8 @@ def _big(kind: str, path: Path) -> None:
 
 # Each kind fills another buffer: one that alone is not limited is found by its own file only. Limits themselves are
 # held in this process by default (above).
+# The peak of one large file is held by default (tests/ingestion/test_memory.py).
+@pytest.mark.thorough
 @spread(
     ("kind", "limit_mb"),
     # Remarks as Python's objects would take 64 bytes for three of text.

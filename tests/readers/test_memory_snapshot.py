@@ -227,6 +227,8 @@ def split(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[dict[str
     return folder, [split_off_memory(SAMPLE / f"rank{rank}.json.gz", folder)[1] for rank in range(4)]
 
 
+# Levels and sizes are held by default (above); here all figures of a replay are those of Kineto's records.
+@pytest.mark.thorough
 def test_a_snapshot_beside_a_bare_trace_tells_what_kinetos_records_do(
     split: tuple[Path, list[dict[str, Any]]], tmp_path: Path
 ) -> None:

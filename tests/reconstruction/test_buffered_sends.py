@@ -85,6 +85,8 @@ def test_times_are_compared_on_one_clock() -> None:
 
 
 # Zero bubble, and several stages per rank: the other orders show it by other sends.
+# Made messages are by default (above); here NCCL's are.
+@pytest.mark.thorough
 @spread("name", ["rt1f1b_m8", "zbh1_m8", "gpipe_m8", "interleaved_m8"], 1)
 def test_nccl_buffers_single_sends_over_nvlink(name: str) -> None:
     assert rebuilt(name).pipeline.buffered

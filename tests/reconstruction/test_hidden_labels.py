@@ -273,6 +273,8 @@ def test_messages_in_another_order_than_the_work_are_faults() -> None:
     assert placed.agreeing < placed.messages
 
 
+# Messages of a made job in another order are faults by default (above).
+@pytest.mark.thorough
 def test_a_shuffled_recording_is_refused_as_unknown() -> None:
     """Two sends of rank 1 exchanged: what arrives is not what the receiver's order of work needs."""
     run = h100("interleaved_m8")

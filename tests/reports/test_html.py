@@ -276,6 +276,8 @@ CLICK = "document.querySelectorAll('thead button')[1].click()"
 
 
 # Each width in each scheme: what does not fit, or cannot be read, in one pair of them alone.
+# What a page refers to is read from its text by default; here a browser shows it.
+@pytest.mark.thorough
 @spread(
     ("width", "scheme"),
     [(1280, "light"), (390, "dark"), (1920, "light"), (390, "light"), (1280, "dark"), (1920, "dark")],

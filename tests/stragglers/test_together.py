@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import pytest
 from helpers.made_job import KERNELS, MadeJob, simulate
 from helpers.made_traces import write_job
+from helpers.thorough import spread
 
 from tracetool.ingestion.runs import ingest
 from tracetool.model.notice import NoticeCode
@@ -43,7 +44,8 @@ def step_ns(parallel: str, slow: tuple[tuple[int, float], ...]) -> int:
     return step
 
 
-@pytest.mark.parametrize("parallel", PARALLEL)
+# Groups of one kind by themselves are another part of what is put together.
+@spread("parallel", PARALLEL, ["both"])
 def test_a_slow_rank_is_blamed_and_its_peers_are_not(parallel: str, tmp_path: Path) -> None:
     """Today's step, and the same with the rank or all taking the mean, are those of the simulator but for its gaps."""
     write_job(tmp_path / "traces", made_job(parallel, {SLOW: 1 + SLOWER}))

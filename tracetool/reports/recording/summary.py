@@ -309,6 +309,7 @@ def run_summary(run: Run) -> SummaryInfo:
     counts = count_tables(run)
     observed = run.manifest.get("reconstruction", {})
     step = observed.get("step")
+    acting = _acting(run)
     return {
         "run": run.name,
         "digest": run.manifest["digest"],
@@ -339,8 +340,8 @@ def run_summary(run: Run) -> SummaryInfo:
         "slow_ranks": [cast("SlowRankInfo", slow._asdict()) for slow in slow_ranks(run)],
         "replayed": run.manifest.get("replayed"),
         "vendor_figures": run.count("vendor_figures"),
-        "host_gaps": host_gaps(run, step),
-        "exposed_collectives": exposed_collectives(run),
+        "host_gaps": _host_gaps(acting, step),
+        "exposed_collectives": _exposed_collectives(acting),
         "gaps": find_gaps(run, counts),
         "stand_ins": [_stand_ins_info(stage) for stage in stand_ins_of(run)],
         "sources": run.manifest["sources"],
@@ -370,13 +371,15 @@ GROUP BY ALL ORDER BY exposed_ns DESC NULLS LAST, operation
 """
 
 
-def exposed_collectives(run: Run) -> list[ExposedInfo]:
-    """Collectives within the actions of the chosen step, and fused kernels; empty where a Run has none."""
+def _acting(run: Run) -> Run | None:
+    """A Run of the ranks that have actions, as others need not be gone through; None if there are none."""
     ranks = [rank for (rank,) in run.rows("SELECT DISTINCT rank FROM kernel_actions")]
-    if not ranks:
-        return []
-    # What no action holds does not count: other ranks are not gone through.
-    return cast("list[ExposedInfo]", run.of_ranks(ranks).records(_EXPOSED_SQL))
+    return run.of_ranks(ranks) if ranks else None
+
+
+def _exposed_collectives(acting: Run | None) -> list[ExposedInfo]:
+    """Collectives within the actions of the chosen step, and fused kernels; empty where a Run has none."""
+    return [] if acting is None else cast("list[ExposedInfo]", acting.records(_EXPOSED_SQL))
 
 
 _GAPS_SQL = """
@@ -390,8 +393,7 @@ GROUP BY ALL
 """Who waits in a collective for another rank waits for no host."""
 
 
-def host_gaps(run: Run, step: int | None) -> list[HostGapInfo]:
+def _host_gaps(acting: Run | None, step: int | None) -> list[HostGapInfo]:
     """Share of gaps between kernels in the actions of the chosen step, where costs hold them; none without kernels."""
-    ranks = [rank for (rank,) in run.rows("SELECT DISTINCT rank FROM kernel_actions")]
-    rows = run.of_ranks(ranks).rows(_GAPS_SQL, [step]) if ranks else []
-    return [{"stage": stage, "kind": kind, "gap_ratio": share} for (stage, kind), share in gap_shares(rows).items()]
+    shares = {} if acting is None else gap_shares(acting.rows(_GAPS_SQL, [step]))
+    return [{"stage": stage, "kind": kind, "gap_ratio": share} for (stage, kind), share in shares.items()]
