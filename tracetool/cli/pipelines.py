@@ -22,10 +22,9 @@ PIPELINE = click.option(
     "--pipeline",
     type=click.IntRange(0),
     default=0,
-    show_default=True,
     metavar="N",
     callback=ahead_of("all_pipelines"),
-    help="One of several pipelines by itself.",
+    help="One of several pipelines by itself; default: 0, of what is about one the slowest rank's.",
 )
 ALL_PIPELINES = click.option(
     "--all-pipelines",
