@@ -175,11 +175,17 @@ def test_the_error_is_not_told_where_nothing_like_it_was_measured() -> None:
     recorded = _sample()
     unknown = replace(recorded.pipeline, ranks=tuple(replace(rank, load=None) for rank in recorded.pipeline.ranks))
     split = tuple(c._replace(tp=c.pp) for c in recorded.coordinates)
-    slow = [row._replace(kernel_ns=row.kernel_ns * 8 // 10) for row in recorded.costs]
+    slow = {
+        rank: tuple(
+            replace(s, kernels=tuple(k._replace(end_ns=k.end_ns - (k.end_ns - k.start_ns) // 5) for k in s.kernels))
+            for s in segments
+        )
+        for rank, segments in recorded.segments.items()
+    }
     for found_so, why in (
         (replace(recorded, pipeline=unknown), "H200 only"),
         (replace(recorded, coordinates=split), "tensor"),
-        (replace(recorded, tables={**recorded.tables, "costs": slow}), "gaps"),
+        (replace(recorded, segments=slow), "gaps"),
     ):
         tuned = co_tune(found_so, Scenario(), MicrobatchSize(1, 2048))
         assert tuned.error_ratio is None

@@ -132,9 +132,10 @@ def test_changes_of_replays_have_causes_over_their_links(tmp_path: Path, schedul
 def test_of_pipelines_that_differ_that_with_the_slow_rank_is_compared(slow: int, tmp_path: Path) -> None:
     """Two ranks on each of two stages share layers: of the peers that wait for the slow one none is blamed.
 
-    The step is longer by what ``made_job``'s simulator says, and that is the slow rank's but for what replay misses.
+    The step is longer by what ``made_job``'s simulator says, and all of that is the slow rank's.
     """
-    jobs = [MadeJob(pp=2, tp=2, microbatches=4, layers=1, steps=2, slow=of) for of in ({}, {slow: 1.2})]
+    # Messages that overlap on a stream are replayed one after the other: these take next to nothing.
+    jobs = [MadeJob(pp=2, tp=2, microbatches=4, layers=1, steps=2, move_ns=1000, slow=of) for of in ({}, {slow: 1.2})]
     steps = [write_job(tmp_path / f"{number}", job).step_ns[0] for number, job in enumerate(jobs)]
     base, new = (ingest(tmp_path / f"{number}", tmp_path / f"{number}.run") for number in range(2))
     done = compare_runs(base, new)
@@ -142,9 +143,7 @@ def test_of_pipelines_that_differ_that_with_the_slow_rank_is_compared(slow: int,
     assert (line.base, line.new) == tuple(steps)
     cause = done.causes["step_ns"][0]
     assert cause.name == f"rank {slow}"
-    missed = sum(float(one.value) for one in done.causes["step_ns"] if one.kind == "not replayed")
-    assert abs(missed) < 0.025 * steps[1]
-    assert float(cause.value) + missed == pytest.approx(steps[1] - steps[0], rel=0.01)
+    assert float(cause.value) == pytest.approx(steps[1] - steps[0], rel=0.02)
     chosen = [side.sources[0].global_ranks for side in (done.base, done.new)]
     assert chosen == [tuple(recording.global_ranks) for recording in done.base.recordings + done.new.recordings]
     assert slow in chosen[0]

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import json
+from itertools import chain
 
 import pytest
 from helpers.notices import codes
-from helpers.recorded import data, rebuilt
+from helpers.recorded import data, derived, looked_at, rebuilt
 from helpers.thorough import spread
 
 from tracetool.model.notice import NoticeCode
-from tracetool.reconstruction.closeup.slowdown import HOST_BOUND, gap_shares, notes_on_gaps
+from tracetool.reconstruction.closeup.slowdown import HOST_BOUND, gap_shares, gaps_of, notes_on_gaps
+from tracetool.reports.recording.summary import run_summary
 
 
 def _shares(name: str) -> dict[tuple[int, str], float]:
-    return gap_shares((row.stage, row.kind, row.duration_ns, row.kernel_ns) for row in rebuilt(name).costs)
+    return gaps_of(chain.from_iterable(rebuilt(name).segments.values()))
 
 
 def test_the_share_is_of_the_time_of_all_actions_of_a_kind() -> None:
@@ -34,3 +36,13 @@ def test_it_warns_of_the_recordings_that_a_profiler_made_slower_and_of_no_others
     warned = NoticeCode.HOST_BOUND in codes(notes_on_gaps(_shares(name)))
     assert warned == (slower > 0.05)
     assert warned == (max(_shares(name).values()) >= HOST_BOUND)
+
+
+def test_the_tables_of_a_run_tell_what_its_kernels_do() -> None:
+    """Two tensor-parallel pipelines: collectives on a stream of their own, whose waits are no gaps.
+
+    From costs and exposed collectives in SQL, and from the spans of single kernels.
+    """
+    run = derived(data("h100-pp4", "traces", "tp2pp2_1f1b_m8"))
+    listed = {(gap["stage"], gap["kind"]): gap["gap_ratio"] for gap in run_summary(run)["host_gaps"]}
+    assert listed == pytest.approx(gaps_of(chain.from_iterable(looked_at(run).segments.values())))

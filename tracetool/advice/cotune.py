@@ -12,14 +12,14 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import partial
+from itertools import chain
 from typing import TYPE_CHECKING, NamedTuple
 
 from tracetool.costs.rescaled import MicrobatchSize, fixed_by_fit, with_batch
 from tracetool.errors import Option, ScenarioError
-from tracetool.model.action import ActionKind
 from tracetool.model.notice import Silent
 from tracetool.reconstruction.actions import ACCUMULATE_NODE
-from tracetool.reconstruction.closeup.slowdown import WORTH_TELLING, gap_shares
+from tracetool.reconstruction.closeup.slowdown import WORTH_TELLING, busy_ns, gaps_of
 from tracetool.replays.evaluation import evaluate
 from tracetool.schedules import build_schedule
 from tracetool.schedules.names import takers_of
@@ -54,15 +54,12 @@ class Fixed(NamedTuple):
 def fixed_parts(recording: Reconstruction) -> Fixed:
     """Gaps between kernels, and the sums of weight gradients, of every action of the step."""
     times: dict[Place, int] = {}
-    for row in recording.costs:
-        times[row.stage, ActionKind(row.kind), row.microbatch] = max(0, row.duration_ns - row.kernel_ns)
     sums_found = False
-    for segments in recording.segments.values():
-        for segment in segments:
-            sums = sum(k.end_ns - k.start_ns for k in segment.kernels if ACCUMULATE_NODE in (k.node_name or ""))
-            sums_found = sums_found or sums > 0
-            place = (segment.stage, segment.kind, segment.microbatch)
-            times[place] = times.get(place, 0) + sums
+    for segment in chain.from_iterable(recording.segments.values()):
+        sums = sum(k.end_ns - k.start_ns for k in segment.kernels if ACCUMULATE_NODE in (k.node_name or ""))
+        sums_found = sums_found or sums > 0
+        gaps = segment.end_ns - segment.start_ns - busy_ns(segment)
+        times[segment.stage, segment.kind, segment.microbatch] = gaps + sums
     return Fixed(times, sums_found)
 
 
@@ -234,7 +231,7 @@ def _unlike_what_was_measured(recording: Reconstruction) -> str | None:
         return "it was measured on H200 only"
     if any(c.tp or c.cp or c.ep for c in recording.coordinates):
         return "it was measured without tensor, context and expert parallelism"
-    shares = gap_shares((row.stage, row.kind, row.duration_ns, row.kernel_ns) for row in recording.costs)
+    shares = gaps_of(chain.from_iterable(recording.segments.values()))
     longest = max(shares.values(), default=1.0)
     if longest >= WORTH_TELLING:
         return f"gaps between kernels are up to {longest:.0%} of an action's time, and need not stay"

@@ -15,7 +15,7 @@ from tracetool.model.notice import NoticeCode
 from tracetool.model.schedule import OBSERVED
 from tracetool.reconstruction import notes_of_sources, unread_events
 from tracetool.reconstruction.closeup.slowdown import notes_on_gaps
-from tracetool.reconstruction.job import slow_ranks
+from tracetool.reconstruction.job import SlowRank
 from tracetool.reconstruction.steps.crossing import by_direction, find_crossing
 from tracetool.reports import marked_text
 from tracetool.reports.recording.findings import finding_lines
@@ -150,7 +150,7 @@ def _observed_lines(facts: SummaryInfo, run: Run) -> list[str]:
     return [
         *warnings,
         f"  step {pipeline['step']}: {took}",
-        *(f"  slow: {slow}" for slow in slow_ranks(run)[:1]),
+        *(f"  slow: {SlowRank(**slow)}" for slow in facts["slow_ranks"][:1]),
         f"  schedule: {order or 'an order without a name'}",
         f"  {format_count(len(stages), 'stage')}: {', '.join(between(_TIMES, format_duration))}",
         f"  memory: {', '.join(sizes) or 'unknown'}",
@@ -207,7 +207,7 @@ def summary_lines(facts: SummaryInfo, run: Run) -> list[str]:
     if facts["vendor_figures"]:
         lines.append(f"  vendor_figures: {facts['vendor_figures']:,} figures of a vendor's analysis")
     lines += _pipeline_lines(facts["pipeline"], own_notes(run), facts["host_gaps"])
-    lines += [f"  slow: {slow}" for slow in slow_ranks(run)]
+    lines += [f"  slow: {SlowRank(**slow)}" for slow in facts["slow_ranks"]]
     lines += _exposed_lines(facts["exposed_collectives"])
     if facts["replayed"]:
         lines.append(_replayed_line(facts["replayed"]))

@@ -252,8 +252,9 @@ def compared_rank(base: Iterable[Run | Path], new: Iterable[Run | Path]) -> int 
         None where no pipeline was recorded whole in all of them.
     """
     sides = list(base), list(new)
-    for path in (item for side in sides for item in side if isinstance(item, Path)):
-        return read_report(path).run.global_ranks[0]
+    report = next((item for side in sides for item in side if isinstance(item, Path)), None)
+    if report is not None:
+        return read_report(report).run.global_ranks[0]
     runs = [[item for item in side if isinstance(item, Run)] for side in reversed(sides)]
     common = set.intersection(*(set(_whole_pipelines(run)) for side in runs for run in side))
     known = {rank for ranks in common for rank in ranks}

@@ -127,14 +127,10 @@ def put_together(pipelines: Sequence[Pipeline], inside: Sequence[InsideWaits], a
                 if len(waits) < len(part):  # peers do not meet in actions of this kind
                     continue
                 peers |= {(number, stage, kind): part for number in part}
-                costs = [pipelines[number].stages[stage].costs[kind] for number in part]
-                mine = [
-                    tuple(max(0, cost.duration_ns - wait) for cost, wait in zip(*of_one, strict=True))
-                    for of_one in zip(costs, waits, strict=True)
+                recorded = [
+                    [cost.duration_ns for cost in pipelines[number].stages[stage].costs[kind]] for number in part
                 ]
-                longest = map(max, zip(*mine, strict=True))
-                shortest = (min(cost.duration_ns for cost in of_all) for of_all in zip(*costs, strict=True))
-                took = [max(both) for both in zip(longest, shortest, strict=True)]
+                mine, took = _own_and_together(recorded, waits)
                 for number, times in zip(part, mine, strict=True):
                     own[number][stage, kind] = times
                     stages[number][stage] = with_times(stages[number][stage], kind, took)
@@ -149,6 +145,21 @@ def put_together(pipelines: Sequence[Pipeline], inside: Sequence[InsideWaits], a
         tuple(own),
         peers,
     )
+
+
+def _own_and_together(
+    recorded: Sequence[Sequence[int]], waits: Sequence[Sequence[int]]
+) -> tuple[list[tuple[int, ...]], list[int]]:
+    """By rank and microbatch the own times of actions, and by microbatch what they take on all of the ranks."""
+    own = [
+        tuple(max(0, ns - wait) for ns, wait in zip(*of_rank, strict=True))
+        for of_rank in zip(recorded, waits, strict=True)
+    ]
+    # The rank that begins last waits for nobody's start; what is more than any own time, peers wait for in turns.
+    return own, [
+        max(*mine, min(all_of))
+        for mine, all_of in zip(zip(*own, strict=True), zip(*recorded, strict=True), strict=True)
+    ]
 
 
 def _parts(pipelines: Sequence[Pipeline], inside: Sequence[InsideWaits]) -> Iterator[tuple[int, tuple[int, ...], bool]]:

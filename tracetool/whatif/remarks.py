@@ -16,8 +16,7 @@ from tracetool.errors import Option, ScenarioError
 from tracetool.model.action import ActionKind
 from tracetool.model.notice import Notice, NoticeCode, Notices, SubjectKind
 from tracetool.model.pipeline import P2P_MODES
-from tracetool.reconstruction.capture.waits import total_ns
-from tracetool.reconstruction.closeup.slowdown import gap_shares, notes_on_gaps
+from tracetool.reconstruction.closeup.slowdown import gaps_of, notes_on_gaps
 from tracetool.replays.evaluation import evaluate
 from tracetool.schedules import tuning_of
 from tracetool.tables.results import POSTED_AHEAD_NEEDS
@@ -33,7 +32,6 @@ if TYPE_CHECKING:
     from tracetool.model.timeline import Metrics
     from tracetool.model.topology import Topology
     from tracetool.reconstruction import Reconstruction
-    from tracetool.reconstruction.actions import Segment
     from tracetool.replays import Replayed
     from tracetool.whatif.results import Result
 
@@ -377,10 +375,4 @@ def host_notes(recording: Reconstruction) -> list[Notice]:
         return []
     without = {rank.rank for rank in recording.pipeline.ranks if rank.gaps_left_out}
     segments = (s for rank, of_rank in recording.segments.items() if rank not in without for s in of_rank)
-    return notes_on_gaps(gap_shares((s.stage, s.kind.value, s.end_ns - s.start_ns, _busy_ns(s)) for s in segments))
-
-
-def _busy_ns(segment: Segment) -> int:
-    """For how long an action's kernels ran, or its collectives: what waits for another rank waits for no host."""
-    kernels = (k for k in segment.kernels if k.is_compute or k.is_collective)
-    return total_ns((max(k.start_ns, segment.start_ns), min(k.end_ns, segment.end_ns)) for k in kernels)
+    return notes_on_gaps(gaps_of(segments))

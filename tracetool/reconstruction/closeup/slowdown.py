@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 from tracetool.model.action import ActionKind
 from tracetool.model.load import known_load
 from tracetool.model.notice import NoticeCode, Notices
+from tracetool.reconstruction.capture.waits import total_ns
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Iterable, Mapping
@@ -186,6 +187,17 @@ def gap_shares(costs: Iterable[tuple[int, str, int, int]]) -> dict[tuple[int, st
         sums[stage, kind][0] += duration
         sums[stage, kind][1] += min(kernels, duration)
     return {key: 1 - kernels / duration for key, (duration, kernels) in sorted(sums.items()) if duration}
+
+
+def busy_ns(segment: Segment) -> int:
+    """For how long an action's kernels ran, or its collectives: what waits for another rank waits for no host."""
+    kernels = (k for k in segment.kernels if k.is_compute or k.is_collective)
+    return total_ns((max(k.start_ns, segment.start_ns), min(k.end_ns, segment.end_ns)) for k in kernels)
+
+
+def gaps_of(segments: Iterable[Segment]) -> dict[tuple[int, str], float]:
+    """The same of actions as they were recorded."""
+    return gap_shares((s.stage, s.kind.value, s.end_ns - s.start_ns, busy_ns(s)) for s in segments)
 
 
 def notes_on_gaps(shares: Mapping[tuple[int, str], float]) -> Notices:
