@@ -6,12 +6,14 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import msgspec
+import numpy as np
 import pytest
 from helpers import synthetic
 from helpers.made_job import MadeJob
 from helpers.made_traces import write_job
 from helpers.notices import texts
 from helpers.thorough import spread
+from matplotlib.colors import to_hex
 
 from tracetool.cli import run as command
 from tracetool.comparison import compare
@@ -28,6 +30,8 @@ from tracetool.network.link import Link
 from tracetool.replays import replay
 from tracetool.reports import RunFacts
 from tracetool.reports.answer.json import render
+from tracetool.reports.comparison.forms import timelines_figure
+from tracetool.reports.picture import RED
 from tracetool.whatif.answer import answer
 
 if TYPE_CHECKING:
@@ -181,3 +185,20 @@ def test_a_pipeline_that_both_sides_have_whole_is_compared(recorded: tuple[int, 
         done = compare_runs(*(tmp_path / side for side in sides))
         assert [side.sources[0].global_ranks for side in (done.base, done.new)] == [recorded] * 2
         assert not {"regressed", "improved"} & {line.verdict for line in done.lines}
+
+
+def test_tails_of_another_pipeline_are_outlined_on_both_sides(tmp_path: Path) -> None:
+    """The optimizer takes 1 ms more on all ranks, and rank 3 of the new side's pipeline is slow: two tails change."""
+    for name, slow, optimizer_ns in (("base", {}, 500_000), ("new", {3: 1.2}, 1_500_000)):
+        job = MadeJob(pp=2, tp=2, microbatches=2, layers=1, steps=6, slow=slow, optimizer_ns=optimizer_ns)
+        write_job(tmp_path / name, job)
+        assert command(["replay", str(tmp_path / name), "-q", "-o", str(tmp_path / f"{name}.json")]) == 0
+    done = compare_runs(tmp_path / "base.json", tmp_path / "new.json")
+    changed = {line.key.text for line in done.lines if line.verdict == "regressed"}
+    assert {"tail_ns/rank0", "tail_ns/rank2", "action_ns/1F", "action_ns/1B"} <= changed
+    cells = 2 * 2 + 2 * 2  # two actions of each of two microbatches, and reduction and optimizer of two ranks
+    outlined = []
+    for axes in timelines_figure(done).axes:
+        (marked,) = [patch for patch in axes.patches if to_hex(patch.get_edgecolor()) == RED.lower()]
+        outlined.append(np.shape(marked.get_path().vertices)[0] // 5)
+    assert outlined == [cells, cells]

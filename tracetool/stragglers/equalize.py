@@ -23,7 +23,7 @@ from statistics import median, median_low
 from typing import TYPE_CHECKING, NamedTuple
 
 from tracetool.model.action import ActionKind
-from tracetool.stragglers.step import Frame, JobStep, OutsideStretch, rank_of, with_times
+from tracetool.stragglers.step import Frame, JobStep, OutsideStretch, global_rank, with_times
 from tracetool.stragglers.together import taken_together
 
 if TYPE_CHECKING:
@@ -79,7 +79,7 @@ class Averages:
         loads: dict[_Of, dict[int, list[int]]] = defaultdict(lambda: defaultdict(list))
         for step, number, pipeline in _pipelines(steps):
             for stage in pipeline.stages:
-                rank = rank_of(pipeline, stage.stage)
+                rank = global_rank(pipeline, stage.stage)
                 for kind in stage.costs:
                     of = self._of(stage.stage, name_of(stage, kind))
                     computes[of][rank] += step.own_ns(number, stage.stage, kind)
@@ -154,7 +154,7 @@ class Averages:
         return list(map(one, parts))
 
     def _stage(self, step: JobStep, number: int, stage: StageProfile, chosen: Callable[[Where], bool]) -> StageProfile:
-        rank = rank_of(step.pipelines[number], stage.stage)
+        rank = global_rank(step.pipelines[number], stage.stage)
 
         def is_chosen(kind: str) -> bool:
             return chosen(Where(number, rank, stage.stage, kind))
@@ -178,7 +178,7 @@ class Averages:
         for peer in step.peers.get((number, stage, kind), (number,)):
             pipeline = step.pipelines[peer]
             typical, name = self.typical_compute(pipeline.stages[stage], kind)
-            are_chosen.append(chosen(Where(peer, rank_of(pipeline, stage), stage, name)))
+            are_chosen.append(chosen(Where(peer, global_rank(pipeline, stage), stage, name)))
             before.append(step.own_ns(peer, stage, kind))
             now.append([[typical if are_chosen[-1] else ns] for ns in before[-1]])
         took = np.array(step.took_ns(number, stage, kind))
@@ -216,7 +216,7 @@ def _pipelines(steps: Iterable[JobStep]) -> Iterator[tuple[JobStep, int, Pipelin
 
 def _pipeline_places(number: int, pipeline: Pipeline) -> Iterable[Where]:
     for stage in pipeline.stages:
-        rank = rank_of(pipeline, stage.stage)
+        rank = global_rank(pipeline, stage.stage)
         names = [name_of(stage, kind) for kind in stage.costs]
         names += [SENT[kind] for kind in _sends(pipeline, stage.stage)]
         yield from (Where(number, rank, stage.stage, name) for name in names)
@@ -298,7 +298,7 @@ def slowest_places(steps: Sequence[JobStep]) -> tuple[SlowPlace | None, SlowPlac
     for step, number, pipeline in _pipelines(steps):
         for stage in pipeline.stages:
             own = (ns for kind in stage.costs for ns in step.own_ns(number, stage.stage, kind))
-            by_stage[stage.stage][rank_of(pipeline, stage.stage)] += sum(own)
+            by_stage[stage.stage][global_rank(pipeline, stage.stage)] += sum(own)
     typical = {number: median_low(ranks.values()) for number, ranks in by_stage.items()}
     mean = sum(typical.values()) / max(1, len(typical))
     stages = [SlowPlace(n, None, ns / mean - 1) for n, ns in typical.items()] if len(typical) > 1 and mean else []

@@ -11,7 +11,7 @@ from tracetool.replays.compiled import Compiled
 from tracetool.replays.sweeping import Durations, make_plan, sweep
 from tracetool.replays.tail import numbered_meetings
 from tracetool.stragglers.equalize import Where
-from tracetool.stragglers.step import rank_of
+from tracetool.stragglers.step import global_rank
 from tracetool.stragglers.together import taken_together
 
 if TYPE_CHECKING:
@@ -121,7 +121,7 @@ class ManyReplays:
     ) -> tuple[list[int], list[int]]:
         """The terms of its actions in the order of their classes, and of its messages, way by way."""
         add = self._terms.add
-        ranks = [rank_of(pipeline, stage) for stage in range(pipeline.observed.shape.stages)]
+        ranks = [global_rank(pipeline, stage) for stage in range(pipeline.observed.shape.stages)]
         actions: list[int] = []
         for stage in pipeline.stages:
             for kind in stage.costs:

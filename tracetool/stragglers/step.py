@@ -113,7 +113,7 @@ def with_times(stage: StageProfile, kind: ActionKind, times_ns: Iterable[int]) -
     return replace(stage, costs={**stage.costs, kind: costs})
 
 
-def rank_of(pipeline: Pipeline, stage: int) -> int:
+def global_rank(pipeline: Pipeline, stage: int) -> int:
     """Global rank that holds a stage."""
     return pipeline.ranks[pipeline.observed.shape.rank_of(stage)].rank
 

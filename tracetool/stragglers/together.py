@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from tracetool.model.action import ActionKind
 from tracetool.model.notice import NoticeCode
 from tracetool.reconstruction.capture.waits import Union
-from tracetool.stragglers.step import rank_of, with_times
+from tracetool.stragglers.step import global_rank, with_times
 from tracetool.units import format_ranks
 
 if TYPE_CHECKING:
@@ -120,7 +120,7 @@ def put_together(pipelines: Sequence[Pipeline], inside: Sequence[InsideWaits], a
     unknown: set[int] = set()
     for stage, part, are_known in _parts(pipelines, inside):
         if not are_known:
-            unknown |= {rank_of(pipelines[number], stage) for number in part}
+            unknown |= {global_rank(pipelines[number], stage) for number in part}
         elif len(part) > 1:
             for kind in pipelines[part[0]].stages[stage].costs:
                 waits = [of_kind for number in part if (of_kind := inside[number].get((stage, kind))) is not None]
@@ -167,7 +167,7 @@ def _parts(pipelines: Sequence[Pipeline], inside: Sequence[InsideWaits]) -> Iter
     known = {profile.rank for one in pipelines for profile in one.ranks}
     for stage in range(max(len(one.stages) for one in pipelines)):
         of_stage = {n: one.stages[stage] for n, one in enumerate(pipelines) if stage < len(one.stages)}
-        holders = {rank_of(pipelines[n], stage): n for n in of_stage}
+        holders = {global_rank(pipelines[n], stage): n for n in of_stage}
         groups = {use.group_ranks for one in of_stage.values() for uses in one.collectives.values() for use in uses}
         parts: list[set[int]] = []
         for group in sorted(groups):

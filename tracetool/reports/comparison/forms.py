@@ -225,9 +225,12 @@ def _panel(done: Comparison, side: Side, role: str) -> Panel:
     ops, known = ran.replayed.timeline.ops, recognise(pipeline.observed)
     least = done.rules.least_ratio
     verdicts = {line.key.text: line.verdict for line in done.lines if abs(line.change_ratio or 0) >= least}
+    # Ranks of another pipeline of the same shape go by the numbers of the base's.
+    named = [one.recordings[0].global_ranks for one in (done.base, side)]
+    ranks = named[len(named[0]) != len(named[1])]
     marks = []
     for verdict, (colour, style) in _OUTLINES.items():
-        changed = tuple(op for op in ops if verdicts.get(_key_of(op, side)) == verdict)
+        changed = tuple(op for op in ops if verdicts.get(_key_of(op, ranks)) == verdict)
         label = f"{verdict}: by {100 * least:g} % or more" if verdict == "inconclusive" else verdict
         marks += [Outline(label, colour, style, changed)] if changed else []
     steps = sum(len(recording.steps) for recording in side.recordings)
@@ -245,11 +248,16 @@ def _panel(done: Comparison, side: Side, role: str) -> Panel:
     )  # fmt: skip
 
 
-def _key_of(op: Op | RankOp, side: Side) -> str:
-    """The key of what a cell's time is compared by."""
+def _key_of(op: Op | RankOp, ranks: Sequence[int]) -> str:
+    """The key of what a cell's time is compared by.
+
+    Args:
+        op: The cell.
+        ranks: The numbers that pipeline ranks go by.
+    """
     if isinstance(op, Op):
         return Key("action_ns", f"{op.stage}{op.kind.value}").text
-    return Key.of_rank("tail_ns", side.recordings[0].global_ranks[op.rank]).text
+    return Key.of_rank("tail_ns", ranks[op.rank]).text
 
 
 def render_timelines(
