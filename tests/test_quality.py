@@ -7,13 +7,11 @@ import sys
 
 import pytest
 from helpers.recorded import ROOT
-from helpers.thorough import is_asked
 
 TOOLS = {
     "ruff": ["ruff", "check", "."],
     "ruff format": ["ruff", "format", "--check", "."],
-    # Whoever changes tests sees their types: beside the product's they are two fifths of what there is to check.
-    "mypy": ["mypy", *(() if is_asked() else ("tracetool", "tests/api/user_script.py"))],
+    "mypy": ["mypy"],
     "import-linter": ["importlinter.cli", "lint"],
 }
 

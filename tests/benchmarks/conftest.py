@@ -1,4 +1,4 @@
-"""The default run does one benchmark of a kind, with its small sizes; ``--benchmark-enable`` measures, with all."""
+"""The default run does each benchmark once, with its small sizes; ``--benchmark-enable`` measures, with all of them."""
 
 from __future__ import annotations
 

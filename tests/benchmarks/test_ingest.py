@@ -96,10 +96,8 @@ def traces(tmp_path_factory: pytest.TempPathFactory) -> LargeTraces:
     return LargeTraces(tmp_path_factory.mktemp("large"))
 
 
-def _sizes(*large_mb: int, small: bool = False) -> pytest.MarkDecorator:
-    """A size that shows that it runs, by default where it is said, and those that are measured."""
-    least = pytest.param(1, marks=() if small else pytest.mark.thorough)
-    return pytest.mark.parametrize("size", [least, *(pytest.param(size, marks=pytest.mark.large) for size in large_mb)])
+def _sizes(*large_mb: int) -> pytest.MarkDecorator:
+    return pytest.mark.parametrize("size", [1, *(pytest.param(size, marks=pytest.mark.large) for size in large_mb)])
 
 
 def _scanners(size: int) -> tuple[str, ...]:
@@ -108,8 +106,7 @@ def _scanners(size: int) -> tuple[str, ...]:
     return both if size > 1 else both[-1:]
 
 
-# The others read by the same means, several times or what they make first.
-@_sizes(*LARGE_MB, small=True)
+@_sizes(*LARGE_MB)
 def test_one_file(size: int, traces: LargeTraces, tmp_path: Path) -> None:
     path = traces.of(size)
     count = path.stat().st_size

@@ -65,8 +65,6 @@ def grown(path: Path, ranks: int, copies: int) -> Run:
     return Run(path)
 
 
-# The answer is that of tests/overlap; here it is only timed.
-@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("ranks", "copies"), [(2, 1), pytest.param(8, 16, marks=pytest.mark.large, id="p=8 m=32, 32 layers")]
 )

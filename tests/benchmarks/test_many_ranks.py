@@ -58,16 +58,18 @@ def _cost(*arguments: object) -> Cost:
     return Cost(float(cpu_s), int(peak_mb))
 
 
-def _costs(folder: Path, pipelines: int, *, every: bool) -> dict[str, Cost]:
-    """Of each question, by its name: of all, or of reading alone."""
+def _costs(folder: Path, pipelines: int, *, two: bool) -> dict[str, Cost]:
+    """Of each question, by its name; with two, also of reading in two worker processes."""
     traces = write_renumbered(SAMPLES / "h100-1f1b", folder / str(pipelines), pipelines)
     run = folder / f"{pipelines}.run"
-    costs = {"ingest": _cost("ingest", traces, "-o", run, "--jobs", "1", "-q")}
-    if not every:
-        return costs
-    return costs | {
+    return {
+        "ingest": _cost("ingest", traces, "-o", run, "--jobs", "1", "-q"),
+        **(
+            {"ingest, 2 workers": _cost("ingest", traces, "-o", folder / "two.run", "--jobs", "2", "-q", "--force")}
+            if two
+            else {}
+        ),
         "replay": _cost("replay", run, "--schedule", "geopipe", "-q"),
-        "ingest, 2 workers": _cost("ingest", traces, "-o", folder / "two.run", "--jobs", "2", "-q", "--force"),
         "replay of the last": _cost("replay", run, "--schedule", "geopipe", "--pipeline", pipelines - 1, "-q"),
         "info": _cost("info", run, "-q"),
         "sql step_breakdown": _cost("sql", run, "step_breakdown"),
@@ -78,15 +80,11 @@ def _files(run: Path) -> int:
     return sum(1 for _ in run.rglob("*.parquet"))
 
 
-# Of what is measured by commands none runs by default: traces are read by test_ingest, and commands by their own tests.
-@pytest.mark.parametrize(
-    "counts",
-    [pytest.param(PIPELINES[:1], marks=pytest.mark.thorough), pytest.param(PIPELINES, marks=pytest.mark.large)],
-)
+@pytest.mark.parametrize("counts", [PIPELINES[:1], pytest.param(PIPELINES, marks=pytest.mark.large)])
 def test_questions_of_jobs_of_many_ranks(counts: list[int], tmp_path: Path) -> None:
     first: dict[str, Cost] = {}
     for count in counts:
-        costs = _costs(tmp_path, count, every=len(counts) > 1)
+        costs = _costs(tmp_path, count, two=len(counts) > 1)
         first = first or costs
         print(f"\n{4 * count} ranks, {_files(tmp_path / f'{count}.run')} files")  # noqa: T201 - a benchmark's purpose
         for name, cost in costs.items():
@@ -100,11 +98,7 @@ def test_questions_of_jobs_of_many_ranks(counts: list[int], tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize(
-    ("stages", "microbatches"),
-    [
-        pytest.param(4, 8, marks=pytest.mark.thorough),
-        *(pytest.param(64, m, marks=pytest.mark.large) for m in (128, 512)),
-    ],
+    ("stages", "microbatches"), [(4, 8), *(pytest.param(64, m, marks=pytest.mark.large) for m in (128, 512))]
 )
 def test_one_deep_pipeline_from_traces_to_replays(stages: int, microbatches: int, tmp_path: Path) -> None:
     """Two stages per rank, collectives inside its actions; of each pair of ranks that meet in them one is recorded."""
@@ -121,10 +115,7 @@ def test_one_deep_pipeline_from_traces_to_replays(stages: int, microbatches: int
     })  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("replicas", "steps"),
-    [pytest.param(1, 2, marks=pytest.mark.thorough), pytest.param(16, 40, marks=pytest.mark.large)],
-)
+@pytest.mark.parametrize(("replicas", "steps"), [(1, 2), pytest.param(16, 40, marks=pytest.mark.large)])
 def test_equalizing_a_job_of_many_pipelines(replicas: int, steps: int, tmp_path: Path) -> None:
     """Of 8 ranks, or of 128 with 40 steps; one of them is slow."""
     write_job(

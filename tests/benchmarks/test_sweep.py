@@ -80,10 +80,7 @@ def one_by_one(measured: Pipeline, asked: Grid) -> int:
 
 @pytest.mark.parametrize("interference", [False, True])
 @pytest.mark.parametrize("jobs", [1, 2])
-# Each of them is measured; that they run shows below by default.
-@pytest.mark.parametrize(
-    ("m", "side"), [pytest.param(4, 2, marks=pytest.mark.thorough), pytest.param(32, 50, marks=pytest.mark.large)]
-)
+@pytest.mark.parametrize(("m", "side"), [(4, 2), pytest.param(32, 50, marks=pytest.mark.large)])
 def test_many_points(benchmark: BenchmarkFixture, m: int, side: int, jobs: int, *, interference: bool) -> None:
     pipe, asked = measured(m, interference=interference), grid(side)
     benchmark.group = f"{4 * side**2:,} points, interference {'on' if interference else 'off'}"
