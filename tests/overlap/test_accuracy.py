@@ -184,9 +184,6 @@ def _judged(done: OverlapComparison, machines: dict[str, Machine]) -> Iterator[t
         yield kind, abs(row.error_ratio or 0.0), None if row is base else abs(change)
 
 
-# Mean errors of each machine and who wins are held by default (above). Here every kind of error that is told is held
-# against all that was measured, on five sets of recordings.
-@pytest.mark.thorough
 def test_errors_that_are_told_cover_what_was_measured() -> None:
     """Of every kind at least 95 % of the measured ways, and no more than a point beyond all of them."""
     plain = sorted(data("h100-tp").glob("traces/*_coll"))

@@ -56,9 +56,6 @@ def _resident(run: Run, rank: int) -> list[tuple[int, int]]:
     return merged
 
 
-# Three recordings are reconstructed for it, and only what tells kernels beside others apart could change what they
-# show: made ones hold that by default (test_contention).
-@pytest.mark.thorough
 def test_defaults_are_what_the_recordings_show() -> None:
     """Per class, time beside over the same kernels' median time alone, in the recordings that have both."""
     sums: dict[str, list[float]] = defaultdict(lambda: [0.0, 0.0])
