@@ -9,6 +9,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from helpers import parsed
 from helpers.asked_once import answers_kept
 from helpers.browser import chromium
 from helpers.recorded import OWN_CACHE, derive_once, fetched_once, reconstruct_once, write_once
@@ -17,7 +18,7 @@ from helpers.thorough import ASKED, FIRST_EXAMPLES, drawn, is_asked
 from hypothesis import settings
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Generator, Iterator
 
     from helpers.browser import Browser
 
@@ -40,15 +41,40 @@ def pytest_configure(config: pytest.Config) -> None:
     settings.load_profile("tracetool")
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report(
+    collector: pytest.Collector,
+) -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
+    """Every other worker begins at the end: what one has compiled before they meet, the other reads."""
+    report = yield
+    if isinstance(collector, pytest.Dir) and os.environ.get("PYTEST_XDIST_WORKER", "gw0")[-1] in "13579":
+        report.result = (report.result or [])[::-1]
+    return report
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Mypy begins first: begun last, as its file is called, one core waits for it alone."""
+    """Mypy begins first: begun last, as its file is called, one core waits for it alone.
+
+    Then come those that walk through the product's syntax trees, for one worker to parse them.
+    """
     left = [] if is_asked() else [item for item in items if item.get_closest_marker("thorough")]
     config.hook.pytest_deselected(items=left)
     config.stash[LEFT] = len(left)
     if hasattr(config, "workeroutput"):
         config.workeroutput["left"] = len(left)
     items[:] = [item for item in items if is_asked() or not item.get_closest_marker("thorough")]
-    items.sort(key=lambda item: item.path.name != "test_quality.py")
+    items.sort(key=lambda item: (item.path.name != "test_quality.py", not _walks_trees(item), item.path))
+
+
+def _walks_trees(item: pytest.Item) -> bool:
+    names = vars(item.module) if isinstance(item, pytest.Function) else {}
+    return any(getattr(value, "__module__", None) == parsed.__name__ for value in names.values())
+
+
+def pytest_sessionfinish() -> None:
+    """All that workers still hold goes with them: to look through it twice takes some seconds of each."""
+    gc.collect(1)
+    gc.freeze()
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -127,12 +127,14 @@ def record_waits(
 
 def total_ns(spans: Iterable[tuple[int, int]]) -> int:
     """Length of the union of intervals (start, end)."""
-    total = 0
-    until: int | None = None
-    for start, end in sorted(spans):
-        begin = start if until is None else max(start, until)
-        total += max(0, end - begin)
-        until = end if until is None else max(until, end)
+    in_order = sorted(spans)
+    total, until = 0, in_order[0][0] if in_order else 0
+    for start, end in in_order:
+        # Of each kernel of an action: max() takes as long as all the rest of it.
+        begin = start if start > until else until
+        if end > begin:
+            total += end - begin
+            until = end
     return total
 
 

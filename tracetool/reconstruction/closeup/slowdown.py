@@ -191,8 +191,10 @@ def gap_shares(costs: Iterable[tuple[int, str, int, int]]) -> dict[tuple[int, st
 
 def busy_ns(segment: Segment) -> int:
     """For how long an action's kernels ran, or its collectives: what waits for another rank waits for no host."""
-    kernels = (k for k in segment.kernels if k.is_compute or k.is_collective)
-    return total_ns((max(k.start_ns, segment.start_ns), min(k.end_ns, segment.end_ns)) for k in kernels)
+    first, last = segment.start_ns, segment.end_ns
+    kernels = [(k.start_ns, k.end_ns) for k in segment.kernels if k.is_compute or k.is_collective]
+    # Collectives may begin before an action's own kernels, or end after them.
+    return total_ns([(start if start > first else first, end if end < last else last) for start, end in kernels])
 
 
 def gaps_of(segments: Iterable[Segment]) -> dict[tuple[int, str], float]:
