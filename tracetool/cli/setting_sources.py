@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import os
 import re
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -50,7 +51,7 @@ def _read_variables(variables: Mapping[str, str], root: click.Group) -> dict[str
         for key, option in settable(command).items():
             known.setdefault(_variable(f"{name} {key}"), [(name, name, option)])
     for variable in sorted(variables):
-        if variable not in known and difflib.get_close_matches(variable, known, n=1, cutoff=_MISTYPED_RATIO):
+        if variable not in known and _is_mistyped(variable, frozenset(known)):
             hint = f"{_LISTED}; unset it, or add --no-config"
             raise UnknownName(f"setting for ${_PREFIX}{variable}", variable, known, hint=hint)
     held: dict[str, dict[str, SetOption]] = {}
@@ -61,6 +62,11 @@ def _read_variables(variables: Mapping[str, str], root: click.Group) -> dict[str
             value = value_of(option, _raw(option, variables[variable], where), Path(), where)
             held.setdefault(name, {})[option.name or ""] = SetOption(option, value, where, table)
     return held
+
+
+@cache
+def _is_mistyped(variable: str, known: frozenset[str]) -> bool:
+    return bool(difflib.get_close_matches(variable, known, n=1, cutoff=_MISTYPED_RATIO))
 
 
 def _variable(key: str) -> str:

@@ -132,9 +132,11 @@ def slow_ranks(run: Run) -> list[SlowRank]:
 
     Pipelines may be alike all the same: ranks that share layers wait inside actions for the slow one.
     """
-    pipelines = sorted_pipelines(run)
+    slower = sorted_pipelines(run).slow_ranks
+    if not slower:
+        return []
     of_rank = dict(run.rows("SELECT rank, pipeline FROM coordinates"))
-    slow = (SlowRank(rank, of_rank[rank], ratio) for rank, ratio in pipelines.slow_ranks.items())
+    slow = (SlowRank(rank, of_rank[rank], ratio) for rank, ratio in slower.items())
     return sorted(slow, key=lambda one: (-one.slower_ratio, one.rank))
 
 
