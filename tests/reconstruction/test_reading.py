@@ -128,7 +128,7 @@ def test_more_steps_ask_no_more_questions(made: Run, tmp_path: Path, monkeypatch
     write_job(tmp_path / "few", replace(JOB, steps=2))
     few = ingest([tmp_path / "few"], tmp_path / "few.run")
     asked: Counter[str] = Counter()
-    for name in ("rows", "arrow"):
+    for name in ("rows", "columns", "arrow"):
         ask = getattr(Lens, name)
 
         def counted(lens: Lens, sql: str, *rest: Any, ask: Callable[..., Any] = ask) -> Any:

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     import duckdb
     import polars as pl
     import pyarrow as pa
+    from numpy.typing import NDArray
 
     Parameters = Sequence[object] | Mapping[str, object] | None
 
@@ -204,6 +205,10 @@ class Lens:
         columns, rows = self._fetched(sql, parameters)
         return [dict(zip(columns, row, strict=True)) for row in rows]
 
+    def columns(self, sql: str, parameters: Parameters = None) -> dict[str, NDArray[Any]]:
+        """Run a query and return its columns as NumPy arrays, masked where there are nulls; see :meth:`query`."""
+        return self._executed(sql, parameters, lambda done: done.fetchnumpy())
+
     def count(self, table: str, column: str = "*") -> int:
         """Rows of a table in which a column, by default any, is not null."""
         ((count,),) = self.rows(f"SELECT count({column}) FROM {table}")
@@ -211,15 +216,15 @@ class Lens:
 
     def _fetched(self, sql: str, parameters: Parameters) -> tuple[list[str], list[tuple[Any, ...]]]:
         """Names of columns, and rows."""
+        return self._executed(sql, parameters, lambda done: ([c[0] for c in done.description], done.fetchall()))
 
-        def fetched(connection: duckdb.DuckDBPyConnection) -> tuple[list[str], list[tuple[Any, ...]]]:
-            if sql not in self._statements:
-                self._statements[sql] = _statement(connection, sql)
+    def _executed(self, sql: str, parameters: Parameters, take: Callable[[duckdb.DuckDBPyConnection], T]) -> T:
+        def taken(connection: duckdb.DuckDBPyConnection) -> T:
+            parsed = self._statements.get(sql) or self._statements.setdefault(sql, _statement(connection, sql))
             # A relation is bound once to know its columns, and again to run: of many small queries that is a fifth.
-            done = connection.execute(self._statements[sql], parameters or None)
-            return [column[0] for column in done.description], done.fetchall()
+            return take(connection.execute(parsed, parameters or None))
 
-        return self._asked(sql, fetched)
+        return self._asked(sql, taken)
 
     def _answer(self, sql: str, parameters: Parameters, take: Callable[[duckdb.DuckDBPyRelation], T]) -> T:
         def taken(connection: duckdb.DuckDBPyConnection) -> T:

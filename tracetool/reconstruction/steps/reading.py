@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from functools import cached_property
 from operator import itemgetter
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -21,7 +21,11 @@ spans AS (
 """
 """Common table expression of the queries of ``StepReading.rows``: the spans that are read."""
 
+FIRST_NS, LAST_NS = (f"${bounds}[list_position($ranks, rank)]" for bounds in ("firsts", "lasts"))
+"""Of queries with ``StepReading.windows``: the window of a row's rank, NULL of one that is not asked about."""
+
 Span = tuple[int, int]
+T = TypeVar("T")
 _NUMBER, _VALUES = itemgetter(0), itemgetter(slice(1, None))
 """Of a row: the number of its span, and what the query was asked for."""
 
@@ -72,6 +76,7 @@ class StepReading:
         spans = dict.fromkeys((rank, step.spans[rank]) for step in steps for rank in ranks if rank in step.spans)
         self._numbers = {span: number for number, span in enumerate(spans)}
         self._rows: dict[str, Mapping[int, Sequence[Any]]] = {}
+        self._known: dict[Callable[[StepReading], object], object] = {}
 
     @cached_property
     def devices(self) -> dict[int, Device]:
@@ -84,6 +89,32 @@ class StepReading:
     def recorded(self) -> frozenset[int]:
         """Ranks of the whole job that were recorded."""
         return frozenset(rank for (rank,) in self.run.rows("SELECT rank FROM ranks"))
+
+    @property
+    def spans(self) -> Iterable[tuple[int, Span]]:
+        """The spans that are read, each with its rank."""
+        return self._numbers
+
+    @cached_property
+    def windows(self) -> dict[str, list[int]]:
+        """Of each rank with spans the time from the first one to the last one, as parameters of a query.
+
+        To join rows with spans costs more than to leave out what lies between them afterwards.
+        """
+        by_rank: dict[int, list[Span]] = defaultdict(list)
+        for rank, span in self._numbers:
+            by_rank[rank].append(span)
+        return {
+            "ranks": list(by_rank),
+            "firsts": [min(first for first, _ in spans) for spans in by_rank.values()],
+            "lasts": [max(last for _, last in spans) for spans in by_rank.values()],
+        }
+
+    def once(self, question: Callable[[StepReading], T]) -> T:
+        """What a question about all spans gives; it is asked the first time."""
+        if question not in self._known:
+            self._known[question] = question(self)
+        return cast("T", self._known[question])
 
     def rows(
         self, sql: str, rank: int, span: Span, make: Callable[[tuple[Any, ...]], Any] = tuple, **parameters: object
