@@ -82,5 +82,8 @@ def begun_last(starts: Integers, ends: Integers, events: Integers, at: Integers)
 
     order = np.lexsort((-events, starts))
     place = np.searchsorted(starts[order], at, "right") - 1
-    last = np.where(place < 0, -1, order[place])
-    return np.where((last >= 0) & (at <= ends[last]), last, -1)
+    last = np.full(len(at), -1)
+    begun = np.flatnonzero(place >= 0)
+    spans = order[place[begun]]
+    last[begun] = np.where(at[begun] <= ends[spans], spans, -1)
+    return last

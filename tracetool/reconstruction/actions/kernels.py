@@ -71,10 +71,10 @@ WHERE category = 'annotation' AND start_ns < {LAST_NS}
   AND (starts_with(name, 'Optimizer.step') OR regexp_matches(name, $labels))
 """
 
-_TRANSFERS_SQL = """
+_TRANSFERS_SQL = f"""
 SELECT DISTINCT rank, stream, start_ns, operation = 'barrier'
 FROM comms
-WHERE list_contains($ranks, rank) AND operation IN ('send', 'recv', 'barrier') AND start_ns IS NOT NULL
+WHERE operation IN ('send', 'recv', 'barrier') AND start_ns >= {FIRST_NS} AND start_ns < {LAST_NS}
 """
 
 _DEVICE_SQL = f"""
@@ -170,6 +170,15 @@ def _within(ranks: NDArray[Any], times: NDArray[Any], rank: int, span: Span) -> 
     first, last = np.searchsorted(ranks, [rank, rank + 1])
     begin, end = first + np.searchsorted(times[first:last], span)
     return slice(int(begin), int(end))
+
+
+def _windows(rows: _Columns, time: str) -> dict[str, list[int]]:
+    """Of each rank of some rows, sorted by rank, the time from the first one to the last one, as parameters."""
+    import numpy as np
+
+    ranks, firsts = np.unique(rows["rank"], return_index=True)
+    first, last = (each.reduceat(rows[time], firsts) if len(ranks) else ranks for each in (np.minimum, np.maximum))
+    return {"ranks": ranks.tolist(), "firsts": first.tolist(), "lasts": (last + 1).tolist()}
 
 
 def _taken(column: NDArray[Any], numbers: NDArray[Any]) -> NDArray[Any]:
@@ -268,14 +277,8 @@ def _with_functions(reading: StepReading, rows: _Columns) -> NDArray[Any]:
     if not len(bare):
         return numbers
     of_bare = {name: rows[name][bare] for name in ("rank", "thread", "launch_ns")}
-    ranks, firsts, counts = np.unique(of_bare["rank"], return_index=True, return_counts=True)
-    asked = {
-        "ranks": ranks.tolist(),
-        "firsts": of_bare["launch_ns"][firsts].tolist(),
-        "lasts": (of_bare["launch_ns"][firsts + counts - 1] + 1).tolist(),
-        "threads": np.unique(np.ma.getdata(of_bare["thread"])).tolist(),
-    }
-    functions = reading.run.columns(_FUNCTIONS_SQL, asked)
+    threads = np.unique(np.ma.getdata(of_bare["thread"])).tolist()
+    functions = reading.run.columns(_FUNCTIONS_SQL, {**_windows(of_bare, "launch_ns"), "threads": threads})
     inner, _ = _held_by(functions, of_bare, of_bare["launch_ns"])
     numbers[bare] = _taken(functions["sequence_number"], inner)
     return numbers
@@ -285,9 +288,8 @@ def _moving(reading: StepReading, rows: _Columns) -> _Columns:
     """Which kernels are messages, barriers and collectives; those that a record tells began with it on their stream."""
     import numpy as np
 
-    asked = {"ranks": reading.windows["ranks"]}
     recorded: dict[bool, set[tuple[int, int | None, int]]] = {False: set(), True: set()}
-    for rank, stream, start, is_barrier in reading.run.rows(_TRANSFERS_SQL, asked):
+    for rank, stream, start, is_barrier in reading.run.rows(_TRANSFERS_SQL, _windows(rows, "start_ns")):
         recorded[is_barrier].add((rank, stream, start))
     starts = [start for places in recorded.values() for *_, start in places]
     likely = np.flatnonzero(np.isin(rows["start_ns"], starts))
