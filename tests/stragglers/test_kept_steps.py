@@ -84,7 +84,7 @@ def test_twice_the_pipelines_are_read_by_as_many_queries_of_kernels(
     indexed, timed = index.func, observed.func
 
     def counted(self: Lens, sql: str, ask: Callable[..., Any]) -> object:
-        asked["kernels"] += "launched AS" in sql
+        asked["kernels"] += "AS is_communication" in sql
         return before(self, sql, ask)
 
     def counted_index(self: Survey) -> object:
