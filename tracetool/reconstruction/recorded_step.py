@@ -259,14 +259,16 @@ def record_other_steps(
         s for s in steps
         if s.status == "complete" and s.number != chosen.number and s.exchanged == chosen.exchanged
     ]  # fmt: skip
-    others.sort(key=lambda s: (abs(s.number - chosen.number), s.number))
+    nearest = sorted(others, key=lambda s: (abs(s.number - chosen.number), s.number))[:most]
     if len(others) > most:
         account.note(
             NoticeCode.COSTS_OF_SOME_STEPS,
             f"costs are of {most + 1} of {len(others) + 1} complete steps, those about the chosen one",
         )
     recorded = []
-    for _, step, made in record_each(run, [(group, step) for step in others[:most]], survey, evidence):
+    # Read in order of time: what is read together is read with all that lies between.
+    in_time = [(group, step) for step in others if step in nearest]
+    for _, step, made in record_each(run, in_time, survey, evidence):
         if isinstance(made, RecordedStep):
             recorded.append(made)
             continue
@@ -275,7 +277,7 @@ def record_other_steps(
             f"step {step.number} is left out of the costs: {made.message}",
             subject=SubjectKind.STEP(step.number),
         )
-    return recorded
+    return sorted(recorded, key=lambda one: nearest.index(one.step))
 
 
 def record_each(
