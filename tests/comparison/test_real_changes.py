@@ -72,8 +72,8 @@ def test_what_of_a_run_is_not_compared_is_said() -> None:
     """Job ST: two data-parallel pipelines, 32 complete steps, of which ingest keeps eight."""
     side = side_of([("job", derived(data("torch", "ByteDance-Seed+StragglerAnalysis")))])
     assert texts(side.notes) == [
-        "job: one of 2 pipelines side by side is compared (ranks 0, 2, 4, 6), a change in another one is not seen: "
-        "pipeline='N' looks at it",
+        "job: one of 2 pipelines side by side is compared (ranks 0, 2, 4, 6), which sets the step: none that was "
+        "recorded takes longer by 2% or more",
         "job: 8 of 32 complete steps are compared, those about the one of median length",
     ]
     assert side_of([("sample", derived(SAMPLES / "h100-1f1b"))]).notes == ()

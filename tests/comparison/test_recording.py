@@ -22,7 +22,7 @@ from tracetool.comparison.sides import side_of
 from tracetool.comparison.values import Key
 from tracetool.ingestion.recording import Recording, make_recording, pipeline_of
 from tracetool.ingestion.runs import ingest
-from tracetool.model.notice import NoticeCode, SubjectKind
+from tracetool.model.notice import NoticeCode
 from tracetool.model.scenario import Scenario
 from tracetool.model.timeline import measure
 from tracetool.model.topology import Topology
@@ -161,15 +161,13 @@ def test_reports_of_pipelines_that_differ_hold_that_with_the_slow_rank(tmp_path:
         write_job(tmp_path / name, MadeJob(pp=2, tp=2, microbatches=4, layers=1, steps=2, slow=slow))
         assert command(["replay", str(tmp_path / name), "-q", "-o", str(tmp_path / f"{name}.json")]) == 0
     done = compare_runs(tmp_path / "base.json", tmp_path / "new.json")
-    assert done.causes["step_ns"][0].name == "rank 3 (base: 2)"
+    assert done.causes["step_ns"][0].name == "rank 3"
     # Ranks stand against those of the same place, by whose numbers they go.
     assert {line.key.rank for line in done.lines if line.key.rank is not None and line.new_count} == {0, 2}
-    # A report holds one pipeline, which is compared with the same one of a Run; who is slow beside it is told.
+    # A report holds the pipeline that sets its step; beside it a Run is told of by its own.
     for base, is_same in (("base.json", False), ("new.json", True)):
         done = compare_runs(tmp_path / base, tmp_path / "new")
-        assert [note.subject for note in done.notes if note.code is NoticeCode.RANK_SLOW_ELSEWHERE] == (
-            [] if is_same else [SubjectKind.RANK(3)]
-        )
+        assert done.new.sources[0].global_ranks == (1, 3)
         assert ({line.verdict for line in done.lines} == {"unchanged"}) == is_same
     assert compare_runs(tmp_path / "new.json", tmp_path / "new.json").failures == ()
 

@@ -9,21 +9,25 @@ from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from shutil import copytree, rmtree
-from tempfile import mkdtemp
+from tempfile import TemporaryDirectory, mkdtemp
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from helpers.made_traces import write_job
 from helpers.shared import once, place_of
 
 from tracetool.ingestion import ingest, write_run
 from tracetool.ingestion.runs import derive
+from tracetool.ingestion.runs import ingest as ingest_run
 from tracetool.model.notice import Notice
 from tracetool.reconstruction import Reconstruction, reconstruct
 from tracetool.reconstruction.capture import Account, Finding
 from tracetool.store.run import Run
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
+
+    from helpers.made_job import MadeJob
 
     from tracetool.ingestion.discover import Discovery
     from tracetool.store.query import Lens, Parameters
@@ -48,6 +52,17 @@ def data(*parts: str) -> Path:
 def run_of(folder: Path) -> Run:
     """The Run of a folder of traces, made once in a run of the tests."""
     return _kept(lambda path: ingest([folder], path), "read", _files(folder))
+
+
+def made(job: MadeJob, *, ranks: Sequence[int] | None = None) -> Run:
+    """The Run of a made job, or of its ranks that were recorded, with all tables; made once in a run of the tests."""
+
+    def make(path: Path) -> Run:
+        with TemporaryDirectory() as folder:
+            write_job(Path(folder), job, ranks=ranks)
+            return ingest_run(folder, path)
+
+    return _kept(make, "made", repr(job), ranks)
 
 
 _as_read: set[Path] = set()

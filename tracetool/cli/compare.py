@@ -77,7 +77,7 @@ if TYPE_CHECKING:
     "--pipeline",
     type=click.IntRange(0),
     metavar="N",
-    help="Which of several pipelines, of Runs; default: that of the reports, else that with the slowest rank.",
+    help="Which of several pipelines, of Runs; default: the slowest, which sets the step, of each side.",
 )
 @click.option("--json", "as_json", is_flag=True, help="The same as --format json.")
 @FORCE
@@ -118,7 +118,7 @@ def compare(
     """
     from tracetool.comparison import compare as held_against
     from tracetool.comparison.limits import parse_limit
-    from tracetool.comparison.sides import compared_rank, side_of
+    from tracetool.comparison.sides import sides_of
     from tracetool.comparison.verdict import Rules
     from tracetool.reports import CallFacts
     from tracetool.reports.comparison.forms import form_named
@@ -136,9 +136,8 @@ def compare(
     limits = [parse_limit(text) for text in fail_on]
     rules = Rules(alpha, parse_share_ratio(least_change))
     items = [_items(side, quiet=quiet) for side in (base, new)]
-    rank = compared_rank(*([item for _, item in side] for side in items)) if pipeline is None else None
     done = held_against(
-        *(side_of(side, pipeline=pipeline, of_rank=rank) for side in items),
+        *sides_of(*items, pipeline=pipeline),
         rules=rules, limits=limits, accept=accept, allow_inconclusive=allow_inconclusive, informational=informational,
     )  # fmt: skip
     if accept and done.gate == "workload":

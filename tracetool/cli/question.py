@@ -211,11 +211,9 @@ class Question:
 
     def _recording(self) -> Recording | None:
         from tracetool.ingestion.recording import recording_of
-        from tracetool.reconstruction.job import slow_ranks
 
-        slow = [] if self.recording.pipeline.job is None else slow_ranks(self.run)
-        # Of pipelines that meet within actions that which sets the step may be a peer that waits for the slow rank.
-        number = slow[0].pipeline if slow else self.pipeline
+        # Of all pipelines together, that which sets the recorded step: what is replayed may be set by another.
+        number = self.pipeline if self.recording.pipeline.job is None else None
         return None if self.is_copied else recording_of(self.run, pipeline=number)
 
 

@@ -20,23 +20,25 @@ from tracetool.comparison.comparable import (
     other_microbatches,
     typical,
 )
+from tracetool.comparison.job import changed_ranks, outlying_ranks, typical_recordings
 from tracetool.comparison.limits import Check, Limit, check
 from tracetool.comparison.replayed import asked_of_both
-from tracetool.comparison.verdict import Line, Rules, is_headline, is_part, judge
+from tracetool.comparison.values import Key
+from tracetool.comparison.verdict import Line, Rules, is_goal, is_headline, judge
 from tracetool.errors import TraceToolError
-from tracetool.model.notice import Notice, NoticeCode, Notices
+from tracetool.model.notice import Notice, NoticeCode, Notices, SubjectKind
 from tracetool.registry import Pictured
+from tracetool.units import format_ranks
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Collection, Mapping, Sequence
 
     from tracetool.comparison.attribution import Attribution
+    from tracetool.comparison.job import OutlyingRank
     from tracetool.comparison.replayed import ReplayedOrder
     from tracetool.comparison.sides import Side
 
 Gate = Literal["tool", "workload"]
-_GOALS = ("step_ns", "peak_hbm_bytes")
-"""What is to be small; the rest says how that comes about."""
 _FAR_OFF = 0.1
 """Share of the step by which replay may miss it before its causes are doubted; of recordings on GPUs it misses 1 %."""
 
@@ -62,6 +64,7 @@ class Comparison(Pictured):
         apart: Of these, why the sides are no two versions of one thing.
         figures: Of the same traces, paths of figures that are not the same in both reports.
         is_of_two_orders: Whether the sides ran their actions, or issued their messages, in another order.
+        is_of_other_places: Whether the rank that sets the step has another place in its pipeline on the new side.
     """
 
     base: Side
@@ -79,6 +82,7 @@ class Comparison(Pictured):
     apart: tuple[str, ...] = ()
     figures: tuple[str, ...] = ()
     is_of_two_orders: bool = False
+    is_of_other_places: bool = False
 
     @property
     def headlines(self) -> tuple[Line, ...]:
@@ -102,12 +106,24 @@ class Comparison(Pictured):
         return not self.failures
 
     @property
+    def regressed(self) -> tuple[Line, ...]:
+        """The lines that close the gate of other traces without limits.
+
+        All that regressed; but where the step got shorter, or the sides ran two orders, whose actions run beside other
+        things, or other ranks set their steps, only the step and the peak.
+        """
+        is_shorter = any(line.key.text == "step_ns" and line.verdict == "improved" for line in self.lines)
+        goals_alone = is_shorter or self.is_of_two_orders or self.is_of_other_places
+        return tuple(
+            line for line in self.lines if line.verdict == "regressed" and not (goals_alone and not is_goal(line.key))
+        )
+
+    @property
     def failures(self) -> tuple[str, ...]:
         """Why the gate is closed, a sentence each; empty if it is open.
 
-        Without limits, anything that regressed closes it; but where the step got shorter, or the sides ran two orders,
-        whose actions run beside other things, the step and the peak alone do. With limits, those that are exceeded or
-        cannot be told. What is no question of more steps closes it either way: sides that have too little in common.
+        Without limits, what regressed closes it (``regressed``). With limits, those that are exceeded or cannot be
+        told. What is no question of more steps closes it either way: sides that have too little in common.
         """
         apart = [] if self.allow_inconclusive else list(self.apart)
         if self.gate == "tool":
@@ -121,11 +137,7 @@ class Comparison(Pictured):
             return (*apart, *drift, *self._failed())
         if self.checks:
             return (*apart, *self._failed())
-        is_shorter = any(line.key.text == "step_ns" and line.verdict == "improved" for line in self.lines)
-        regressed = [line.key for line in self.lines if line.verdict == "regressed"]
-        if is_shorter or self.is_of_two_orders:
-            regressed = [key for key in regressed if key.metric in _GOALS and not is_part(key)]
-        worse = [key.text for key in regressed]
+        worse = [line.key.text for line in self.regressed]
         return (*apart, *([f"regressed: {', '.join(worse)}"] if worse else []))
 
     @property
@@ -185,12 +197,15 @@ def compare(
     causes: dict[str, tuple[ChangeCause, ...]] = {}
     subjects: dict[str, str] = {}
     two_orders = False
+    other_places: frozenset[int] = frozenset()
     if base.recordings and new.recordings:
-        sides = Sides(
-            typical(base.recordings), typical(new.recordings),
-            beside_ratios(base.recordings), beside_ratios(new.recordings),
-        )  # fmt: skip
+        sides = _typical_sides(base, new)
         two_orders = len({(side.observed.orders, side.p2p) for side in (sides.base, sides.new)}) > 1
+        slow = [outlying_ranks(side.recordings) for side in (base, new)]
+        places = [frozenset(one.place for one in of) for of in slow]
+        other_places = places[0] ^ places[1] if all(slow) else frozenset()
+        notes += _slow_notes(base, new, slow, is_elsewhere=bool(other_places))
+        lines = tuple(_doubted(line, _other_slow_rank(sides, line, other_places, slow[0] | slow[1])) for line in lines)
         causes, why = _causes(sides, lines, asked_of_both(base, new, [sides.base, sides.new]))
         notes += why
         subjects = {line.key.text: name for line in lines if (name := subject(sides, line.key))}
@@ -216,7 +231,50 @@ def compare(
         apart=tuple(apart),
         figures=tuple(other_figures(base, new)) if same and not apart else (),
         is_of_two_orders=two_orders,
+        is_of_other_places=bool(other_places),
     )
+
+
+def _typical_sides(base: Side, new: Side) -> Sides:
+    """What causes are told from: of repeats in which other ranks are slow, those that are typical."""
+    before, after = (typical_recordings(side.recordings, side.values[Key("step_ns")].typical) for side in (base, new))
+    return Sides(typical(before), typical(after), beside_ratios(before), beside_ratios(after), before, after)
+
+
+def _slow_notes(base: Side, new: Side, slow: Sequence[frozenset[OutlyingRank]], *, is_elsewhere: bool) -> list[Notice]:
+    """That another rank is slow than before, or in one of several Runs than in others."""
+    notes = Notices()
+    listed = [format_ranks(sorted(one.rank for one in of)) for of in slow]
+    if all(slow) and slow[0] != slow[1]:
+        notes.add(
+            NoticeCode.RANK_SLOW_MOVED,
+            f"what stands out as slow is another rank than before: {listed[1]} (base: {listed[0]})"
+            + ("; of what changes with that, only the step and the peak can fail" if is_elsewhere else ""),
+            subject=SubjectKind.RANK(min(one.rank for one in slow[1])),
+        )
+    for name, side, ranks, of in zip(("base", "new"), (base, new), listed, slow, strict=True):
+        usual = typical_recordings(side.recordings, side.values[Key("step_ns")].typical)
+        if len(of) > 1 and len(usual) < len(side.recordings):
+            which = outlying_ranks(usual)
+            notes.add(
+                NoticeCode.CAUSES_UNKNOWN,
+                f"in Runs of the {name} side other ranks are slow ({ranks}): causes are of "
+                f"{len(usual)} of {len(side.recordings)}, in which "
+                + (f"{format_ranks(one.rank for one in which)} is" if which else "none is"),
+            )
+    return notes
+
+
+def _other_slow_rank(sides: Sides, line: Line, places: Collection[int], slow: Collection[OutlyingRank]) -> str | None:
+    """Why a change of an action is none of what runs: it is of a rank that is slow instead of another one."""
+    if line.key.metric != "action_ns" or line.verdict not in ("regressed", "improved"):
+        return None
+    place = sides.base.observed.shape.rank_of(int(line.key.scope[:-1]))
+    if place not in places:
+        return None
+    changed = changed_ranks(sides.base_recordings, sides.new_recordings, place, line.change_ratio or 0.0)
+    is_slow = changed is not None and changed.ranks and set(changed.ranks) <= {one.rank for one in slow}
+    return "another rank is slow than before" if is_slow else None
 
 
 def _doubted(line: Line, why: str | None) -> Line:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from tracetool.comparison import compare as held_against
 from tracetool.comparison.limits import parse_limit
-from tracetool.comparison.sides import compared_rank, is_report, side_of
+from tracetool.comparison.sides import is_report, sides_of
 from tracetool.comparison.verdict import Rules
 from tracetool.ingestion.runs import open_run
 from tracetool.store.run import Run
@@ -45,8 +45,8 @@ def compare(
         alpha: Chance at which the rank test calls equal sets different.
         accept: Whether results of the same traces may differ, for the tool has changed on purpose.
         allow_inconclusive: Whether limits hold that too few steps can tell.
-        pipeline: Which one of several side by side, of Runs; by default that of the reports, else the one with the
-            slowest rank of the new side, or of the base.
+        pipeline: Which one of several side by side, of Runs; by default the one that sets the step of each: the
+            same on both sides where that does.
 
     Returns:
         The comparison; ``failures`` says why it fails, and is empty if it does not.
@@ -64,8 +64,7 @@ def compare(
     limits = [parse_limit(text) for text in ([fail_on] if isinstance(fail_on, str) else fail_on)]
     rules = Rules(alpha, parse_share_ratio(least_change))
     items = [[_item(each) for each in ([side] if isinstance(side, Compared) else side)] for side in (base, new)]
-    rank = compared_rank(*([item for _, item in side] for side in items)) if pipeline is None else None
-    sides = [side_of(side, pipeline=pipeline, of_rank=rank) for side in items]
+    sides = sides_of(*items, pipeline=pipeline)
     return held_against(*sides, rules=rules, limits=limits, accept=accept, allow_inconclusive=allow_inconclusive)
 
 

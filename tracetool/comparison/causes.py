@@ -8,15 +8,18 @@ from statistics import fmean, median
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from tracetool.comparison.attribution import EVERYTHING, ORDER, Part
+from tracetool.comparison.job import changed_ranks
 from tracetool.model.action import ActionKind
 from tracetool.schedules.names import recognise
-from tracetool.units import format_duration, format_ranges, format_size
+from tracetool.units import format_count, format_duration, format_ranges, format_ranks, format_size
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from tracetool.comparison.attribution import Attribution
+    from tracetool.comparison.job import ChangedRanks
     from tracetool.comparison.values import Key
+    from tracetool.ingestion.recording import Recording
     from tracetool.model.pipeline import Pipeline, StageProfile
 
 CauseKind = Literal["rank", "stage", "link", "tail", "memory", "order", "everything", "not replayed"]
@@ -40,6 +43,7 @@ class ChangeCause:
         value: What it contributes to the metric's change.
         detail: What it was and is.
         parts: The parts; empty for what is not replayed.
+        ranks: Of computes in a job of several pipelines, the ranks whose kernels changed so; empty where none tell.
     """
 
     kind: CauseKind
@@ -47,6 +51,7 @@ class ChangeCause:
     value: Fraction
     detail: str
     parts: tuple[Part, ...] = ()
+    ranks: tuple[int, ...] = ()
 
 
 class Sides(NamedTuple):
@@ -57,12 +62,16 @@ class Sides(NamedTuple):
         new: Typical step of the new side.
         base_beside: Of the base, per stage and kind, the share of its actions' time beside communication kernels.
         new_beside: Of the new side.
+        base_recordings: What the typical step of the base is of, which tells of the other ranks of a job.
+        new_recordings: Of the new side.
     """
 
     base: Pipeline
     new: Pipeline
     base_beside: Mapping[tuple[int, str], float]
     new_beside: Mapping[tuple[int, str], float]
+    base_recordings: Sequence[Recording] = ()
+    new_recordings: Sequence[Recording] = ()
 
 
 _BEYOND = {
@@ -86,8 +95,8 @@ def causes_of(
     causes = []
     for group in _groups(sides.base, sides.new, list(left)):
         value = sum((left.pop(part) for part in group), Fraction(0))
-        kind, name, detail = _change_words(sides, group)
-        causes.append(ChangeCause(kind, name, value, detail, group))
+        words = _change_words(sides, group)
+        causes.append(ChangeCause(words.kind, words.name, value, words.detail, group, words.ranks))
     causes.sort(key=lambda cause: (-abs(cause.value), *_place(sides.base, cause)))
     if observed_change is not None:
         rest = observed_change - sum((cause.value for cause in causes), Fraction(0))
@@ -148,11 +157,18 @@ def _alike_links(base: Pipeline, new: Pipeline, stage: int) -> bool:
     return there * back > 0 and max(abs(there), abs(back)) <= _ALIKE * min(abs(there), abs(back))
 
 
-def _change_words(sides: Sides, group: tuple[Part, ...]) -> tuple[CauseKind, str, str]:
+class _Words(NamedTuple):
+    kind: CauseKind
+    name: str
+    detail: str
+    ranks: tuple[int, ...] = ()
+
+
+def _change_words(sides: Sides, group: tuple[Part, ...]) -> _Words:
     base, new, part = sides.base, sides.new, group[0]
     if part in (EVERYTHING, ORDER):
         kind: CauseKind = "order" if part == ORDER else "everything"
-        return kind, kind if part == ORDER else "another pipeline", _order_words(base, new)
+        return _Words(kind, kind if part == ORDER else "another pipeline", _order_words(base, new))
     if part.kind == "link":
         return _link_words(base, new, group)
     if part.kind == "memory":
@@ -160,18 +176,54 @@ def _change_words(sides: Sides, group: tuple[Part, ...]) -> tuple[CauseKind, str
     if part.kind == "tail":
         before, after = (sum(p.duration_ns for p in side.ranks[part.rank].tail) for side in (base, new))
         name = f"after the last backward on {_rank_name(base, new, part.rank)}"
-        return "tail", name, _from_to(before, after)
+        return _Words("tail", name, _from_to(before, after))
+    return _compute_words(sides, group)
+
+
+def _compute_words(sides: Sides, group: tuple[Part, ...]) -> _Words:
+    base, new, part = sides.base, sides.new, group[0]
     beside, is_cause = _beside_words(sides, group)
+    ratios = {p: _ratio(base.stages[p.stage], new.stages[p.stage], p.action) - 1 for p in group}
+    position = base.observed.shape.rank_of(part.stage)
+    changed = changed_ranks(sides.base_recordings, sides.new_recordings, position, fmean(ratios.values()))
     if len(group) > 1:
-        position = base.observed.shape.rank_of(part.stage)
-        ratios = {p: _ratio(base.stages[p.stage], new.stages[p.stage], p.action) - 1 for p in group}
         each = ", ".join(f"{p.stage}{p.action} {ratio:+.1%}" for p, ratio in ratios.items())
-        return "rank", _rank_name(base, new, position), f"all its computes: {each}{beside}"
+        kind, name, more = _holders_words(sides, position, changed)
+        return _Words(kind, name, f"all its computes: {each}{beside}{more}", () if changed is None else changed.ranks)
     before_stage, after_stage = base.stages[part.stage], new.stages[part.stage]
     action = ActionKind(part.action)
     detail = "mean " + _from_to(_mean_ns(before_stage, action), _mean_ns(after_stage, action))
     name = f"stage {part.stage} {part.action}" + (" beside communication" if is_cause else "")
-    return "stage", name, detail + _microbatches(before_stage, after_stage, action) + beside
+    ranks = changed.ranks if changed is not None and abs(ratios[part]) > _LEAST_RATIO else ()
+    whose = f", {_listed(ranks, changed)}" if changed is not None and ranks else ""
+    return _Words("stage", name, detail + _microbatches(before_stage, after_stage, action) + whose + beside, ranks)
+
+
+def _listed(ranks: Sequence[int], changed: ChangedRanks) -> str:
+    if not changed.are_all:
+        return format_ranks(ranks)
+    return f"all {changed.recorded} " + (
+        "ranks" if changed.recorded == changed.holders else f"recorded of {changed.holders} ranks"
+    )
+
+
+def _holders_words(sides: Sides, position: int, changed: ChangedRanks | None) -> tuple[CauseKind, str, str]:
+    """What to call the ranks that hold the stages of a pipeline rank, as far as they changed; and what else to say."""
+    name = _rank_name(sides.base, sides.new, position)
+    if changed is None:
+        return "rank", name, ""
+    listed = sides.base.observed.shape.stages_of(position)
+    stages = f"stage{'' if len(listed) == 1 else 's'} {format_ranges(listed)}"
+    if not changed.ranks and changed.unrecorded_peers:
+        return "rank", f"{name} or a peer of it that was not recorded", ""
+    if not changed.ranks:
+        return "stage", stages, f"; as {name} has them, whose kernels and those of its peers changed less"
+    if changed.are_all:
+        most = "" if changed.most is None else f", rank {changed.most} most"
+        return "stage", f"{stages} ({_listed(changed.ranks, changed)}{most})", ""
+    others = changed.holders - changed.recorded
+    more = f"; {format_count(others, 'other rank')} of {stages} not recorded" if others else ""
+    return "rank", _listed(changed.ranks, changed), more
 
 
 def _beside_words(sides: Sides, group: tuple[Part, ...]) -> tuple[str, bool]:
@@ -251,7 +303,7 @@ def _way(base: Pipeline, part: Part, arrow: str) -> str:
     return f"link {src}{arrow}{dst}{of}"
 
 
-def _link_words(base: Pipeline, new: Pipeline, group: tuple[Part, ...]) -> tuple[CauseKind, str, str]:
+def _link_words(base: Pipeline, new: Pipeline, group: tuple[Part, ...]) -> _Words:
     details = []
     for part in group:
         forward = part.action == "F"
@@ -262,10 +314,10 @@ def _link_words(base: Pipeline, new: Pipeline, group: tuple[Part, ...]) -> tuple
         if sizes[0] != sizes[1]:
             words += ", payload " + " → ".join("unknown" if size is None else format_size(size) for size in sizes)
         details.append(words)
-    return "link", _way(base, group[0], "↔" if len(group) > 1 else "→"), "; back: ".join(details)
+    return _Words("link", _way(base, group[0], "↔" if len(group) > 1 else "→"), "; back: ".join(details))
 
 
-def _memory_words(base: Pipeline, new: Pipeline, part: Part) -> tuple[CauseKind, str, str]:
+def _memory_words(base: Pipeline, new: Pipeline, part: Part) -> _Words:
     if part.stage < 0:
         before, after = (side.ranks[part.rank].static_bytes for side in (base, new))
         name = f"static memory of {_rank_name(base, new, part.rank)}"
@@ -273,7 +325,7 @@ def _memory_words(base: Pipeline, new: Pipeline, part: Part) -> tuple[CauseKind,
         before, after = (side.stages[part.stage].activation_bytes() for side in (base, new))
         name = f"activations of stage {part.stage}"
     known = ["unknown" if size is None else format_size(size) for size in (before, after)]
-    return "memory", name, f"{known[0]} → {known[1]}"
+    return _Words("memory", name, f"{known[0]} → {known[1]}")
 
 
 def _order_words(base: Pipeline, new: Pipeline) -> str:

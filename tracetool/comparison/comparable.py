@@ -11,6 +11,7 @@ from itertools import chain
 from statistics import median
 from typing import TYPE_CHECKING
 
+from tracetool.comparison.job import as_the_first
 from tracetool.comparison.reported import differing
 from tracetool.comparison.sides import differences, work_of
 from tracetool.comparison.values import Key, Values
@@ -62,7 +63,16 @@ def comparable(base: Side, new: Side) -> tuple[Side, Side, Notices, list[str]]:
             base, new = _sampled_alike(base, new)
     if not (base.recordings and new.recordings):
         return base, new, notes, apart
-    works = work_of(base.recordings[0]), work_of(new.recordings[0])
+    first, other = base.recordings[0], new.recordings[0]
+    works = work_of(first), work_of(as_the_first(first, other))
+    if works[1].global_ranks != tuple(other.global_ranks):
+        new = _renamed(new, dict(zip(other.global_ranks, first.global_ranks, strict=True)))
+        ranks = [format_ranges(one.global_ranks) for one in (other, first)]
+        notes.add(
+            NoticeCode.PIPELINES_DIFFER,
+            f"the new side's step is set by the pipeline of ranks {ranks[0]}, the base's by that of ranks {ranks[1]}: "
+            "those are compared, each rank with that of the same place in the base's pipeline, by whose number it goes",
+        )
     why = "; ".join([*_devices(base, new), *differences(*works)])
     if works[0].stages != works[1].stages:
         base, new = (_without(side, lambda key: key.metric in _OF_STAGES) for side in (base, new))

@@ -6,26 +6,31 @@ What was computed: recordings of other work may be compared, but their steps can
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from itertools import zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
+from msgspec import UNSET
 
+from tracetool.comparison.job import ChosenPipeline, Item, as_the_first, chosen_pipelines, is_waited_for
 from tracetool.comparison.reported import StepOf, figures_of, read_report, scenario_of, values_of_reports
 from tracetool.comparison.values import Key, Values, values_of
 from tracetool.errors import Option, ScenarioError
 from tracetool.ingestion.recording import Recording, recording_of
+from tracetool.model.job import ALIKE_RATIO
 from tracetool.model.notice import Notice, NoticeCode, Notices, SubjectKind
-from tracetool.reconstruction.job import SlowRank, slow_ranks, sorted_pipelines
+from tracetool.reconstruction.job import SlowRank, slow_ranks
 from tracetool.store.run import Run
 from tracetool.tables.run import SCHEMA_VERSION
 from tracetool.units import format_count, format_ranges, format_size
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     from tracetool.comparison.report import ResultInfo
 
+Named = tuple[str, Item]
 _ALIKE = 0.05
 """Kernels of an action may be more or fewer by that share: libraries choose. Beyond it the action is another one."""
 
@@ -98,7 +103,7 @@ def check_one_job(named: Sequence[tuple[str, Recording]]) -> None:
         ScenarioError: If two differ.
     """
     for name, recording in named[1:]:
-        apart = differences(work_of(named[0][1]), work_of(recording))
+        apart = differences(work_of(named[0][1]), work_of(as_the_first(named[0][1], recording)))
         if apart:
             raise ScenarioError(
                 f"{named[0][0]} and {name} are not of one job: {'; '.join(apart)}.",
@@ -172,15 +177,33 @@ class Side:
         return tuple(sorted(source.digest for source in self.sources))
 
 
-def side_of(
-    items: Sequence[tuple[str, Run | Path | Recording]], *, pipeline: int | None = None, of_rank: int | None = None
-) -> Side:
+def sides_of(base: Sequence[Named], new: Sequence[Named], *, pipeline: int | None = None) -> tuple[Side, Side]:
+    """Read both sides, of jobs with several pipelines the one that sets the step of each.
+
+    Args:
+        base: Per source of the base its name and a Run, or the path of a report.
+        new: Likewise.
+        pipeline: Which one of several side by side, of Runs; by default that which sets the step.
+
+    Raises:
+        ScenarioError: If two of a side are recordings of other work.
+        StoreError: If a report cannot be read, or is of another schema.
+        TraceToolError: If a Run holds no pipeline that could be reconstructed.
+    """
+    if pipeline is not None:
+        base_side, new_side = (side_of(side, [ChosenPipeline(pipeline)] * len(side)) for side in (base, new))
+    else:
+        chosen = chosen_pipelines(*([item for _, item in side] for side in (base, new)))
+        base_side, new_side = (side_of(side, each) for side, each in zip((base, new), chosen, strict=True))
+    return base_side, new_side
+
+
+def side_of(items: Sequence[tuple[str, Run | Path | Recording]], chosen: Sequence[ChosenPipeline | None] = ()) -> Side:
     """Read a side.
 
     Args:
         items: Per source its name and a Run, the path of a report, or a recording.
-        pipeline: Which one of several side by side, of Runs; by default that of a rank.
-        of_rank: The rank; None for the first pipeline.
+        chosen: Per source, which pipeline of a Run is meant; by default that which sets its step.
 
     Raises:
         ScenarioError: If two are recordings of other work.
@@ -189,7 +212,7 @@ def side_of(
     """
     sources, named, reports = [], list[tuple[str, Recording]](), []
     left_out: list[Notice] = []
-    for given, item in items:
+    for (given, item), choice in zip_longest(items, chosen):
         # Names of files may hold anything: what is not printable could steer a terminal, or a runner of CI.
         name = "".join(sign if sign.isprintable() else "?" for sign in given)
         if isinstance(item, Path):
@@ -208,7 +231,8 @@ def side_of(
         if isinstance(item, Recording):
             recording = item
         else:
-            recording = recording_of(item, pipeline=_number_of(item, of_rank) if pipeline is None else pipeline)
+            number, longest = choice or (None, None)
+            recording = recording_of(item, pipeline=number, longest=longest)
         slow = slow_ranks(item) if isinstance(item, Run) else ()
         left_out += _left_out(name, recording, slow)
         version = SCHEMA_VERSION if isinstance(item, Recording) else str(item.manifest["schema_version"])
@@ -218,7 +242,7 @@ def side_of(
         sources.append(SideSource(name, recording.digest, recording.tool_version, version, numbers, ranks))
     check_one_job(named)
     recordings, notes = _each_once([recording for _, recording in named])
-    values: dict[Key, Values] = dict(values_of(recordings))
+    values: dict[Key, Values] = dict(values_of([as_the_first(recordings[0], one) for one in recordings]))
     known = {(r.digest, tuple(r.global_ranks), step.number) for r in recordings for step in r.steps}
     reported, conflicts = values_of_reports(reports, known)
     for key, figures in reported.items():
@@ -241,54 +265,16 @@ def side_of(
     )
 
 
-def compared_rank(base: Iterable[Run | Path], new: Iterable[Run | Path]) -> int | None:
-    """A rank whose pipeline is compared, of Runs with several: that of a report, else the slowest one of the new side.
-
-    Args:
-        base: Runs, and paths of reports.
-        new: Likewise.
-
-    Returns:
-        None where no pipeline was recorded whole in all of them.
-    """
-    sides = list(base), list(new)
-    report = next((item for side in sides for item in side if isinstance(item, Path)), None)
-    if report is not None:
-        return read_report(report).run.global_ranks[0]
-    runs = [[item for item in side if isinstance(item, Run)] for side in reversed(sides)]
-    common = set.intersection(*(set(_whole_pipelines(run)) for side in runs for run in side))
-    known = {rank for ranks in common for rank in ranks}
-    for side in runs:
-        slow = [one for run in side for one in slow_ranks(run) if one.rank in known]
-        if slow:
-            return max(slow, key=lambda one: one.slower_ratio).rank
-    return min(known, default=None)
-
-
-def _whole_pipelines(run: Run) -> dict[tuple[int, ...], int]:
-    """Numbers of the pipelines that were recorded whole, by their ranks."""
-    whole = {number for alike in sorted_pipelines(run).alike for number in alike.numbers}
-    rows = run.rows("SELECT list(rank ORDER BY rank), pipeline FROM coordinates GROUP BY pipeline ORDER BY pipeline")
-    return {tuple(ranks): number for ranks, number in rows if number in whole}
-
-
-def _number_of(run: Run, rank: int | None) -> int:
-    """Number of a rank's pipeline, if that was recorded whole; else of the first one that was."""
-    whole = _whole_pipelines(run)
-    return next((number for ranks, number in whole.items() if rank in ranks), min(whole.values(), default=0))
-
-
 def _left_out(name: str, recording: Recording, slow: Sequence[SlowRank]) -> list[Notice]:
     """What of the traces is not compared: a change there would not be seen."""
     notices = Notices()
-    if recording.pipelines > 1:
-        notices.add(
-            NoticeCode.PIPELINES_LEFT_OUT,
-            f"{name}: one of {recording.pipelines} pipelines side by side is compared (ranks "
-            f"{format_ranges(recording.global_ranks)}), a change in another one is not seen: "
-            f"{Option.PIPELINE('N')} looks at it",
-        )
-    if slow and slow[0].rank not in recording.global_ranks:
+    if others := _other_pipelines(recording):
+        notices.add(NoticeCode.PIPELINES_LEFT_OUT, f"{name}: {others}")
+    if recording.job is not UNSET:
+        for number, why in recording.job.unread.items():
+            text = f"{name}: whether pipeline {number} sets the step is not known: {why}"
+            notices.add(NoticeCode.PIPELINE_LEFT_OUT, text, subject=SubjectKind.PIPELINE(number))
+    if slow and slow[0].rank not in recording.global_ranks and is_waited_for(recording, slow[0].rank):
         notices.add(
             NoticeCode.RANK_SLOW_ELSEWHERE,
             f"{name}: {slow[0]}; those compared may wait for it: {Option.PIPELINE(slow[0].pipeline)} looks at it",
@@ -302,6 +288,24 @@ def _left_out(name: str, recording: Recording, slow: Sequence[SlowRank]) -> list
             "median length",
         )
     return notices
+
+
+def _other_pipelines(recording: Recording) -> str:
+    """What of the other pipelines of a job is not compared; empty of a single one."""
+    job, ranks = recording.job, format_ranges(recording.global_ranks)
+    if job is UNSET:
+        known = recording.pipelines > 1
+        return f"one of {recording.pipelines} pipelines side by side is compared (ranks {ranks})" if known else ""
+    count = max(len(stage.ranks) for stage in job.stages)
+    text = f"one of {count} pipelines side by side is compared (ranks {ranks})"
+    if len(job.recorded) > 1 and job.sets_step:
+        text += f", which sets the step: none that was recorded takes longer by {ALIKE_RATIO:.0%} or more"
+    elif len(job.recorded) > 1:
+        text += f", a change in another one is not seen: {Option.PIPELINE('N')} looks at it"
+    if missing := count - len(job.recorded):
+        text += f"; {'the other' if count == 2 else missing} {'was' if missing == 1 else 'were'} not recorded whole"
+        text += ", a change there is not seen"
+    return text
 
 
 def _each_once(recordings: Sequence[Recording]) -> tuple[list[Recording], tuple[Notice, ...]]:

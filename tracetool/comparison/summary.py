@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from tracetool.comparison.limits import format_value
 from tracetool.comparison.values import Key
+from tracetool.comparison.verdict import is_goal
 from tracetool.tables.metrics import OF_STEP
 from tracetool.units import format_count
 
@@ -55,10 +56,11 @@ def chosen_lines(done: Comparison) -> list[Line]:
     The first metric of the step that regressed; else the parts that did; else the first metric of each replay that did;
     else the same of what improved; else the step.
     """
-    whole = sorted(done.headlines, key=lambda line: _ORDER.index(line.key.metric))
+    headlines = [line for line in done.headlines if is_goal(line.key) or not done.is_of_other_places]
+    whole = sorted(headlines, key=lambda line: _ORDER.index(line.key.metric))
     replays = [line for line in done.lines if line.key.is_of_replay and line.key.metric in _ORDER]
     replays.sort(key=lambda line: _ORDER.index(line.key.metric))
-    parts = [line for line in done.lines if line.key.metric in _PARTS and line not in (*whole, *replays)]
+    parts = [line for line in done.lines if line.key.metric in _PARTS and line not in (*done.headlines, *replays)]
     parts.sort(key=lambda line: _PARTS.index(line.key.metric))
     for verdict in ("regressed", "improved"):
         chosen = [line for line in whole if line.verdict == verdict][:1]

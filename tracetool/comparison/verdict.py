@@ -354,3 +354,8 @@ def is_part(key: Key) -> bool:
 def is_headline(key: Key) -> bool:
     """Whether a key is about the whole step."""
     return not key.scope and (key.metric in OF_STEP or key.metric == "peak_hbm_bytes")
+
+
+def is_goal(key: Key) -> bool:
+    """Whether a key is of what is to be small, of the job or in a replay; the rest says how that comes about."""
+    return key.metric in ("step_ns", "peak_hbm_bytes") and not is_part(key)

@@ -11,12 +11,14 @@ from statistics import median
 from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import msgspec
+from msgspec import UNSET, UnsetType
 
 from tracetool.model.action import Action, ActionKind
 from tracetool.model.pipeline import P2P_MODES, ActionCost, Pipeline, RankProfile, StageProfile, TailPart
 from tracetool.model.schedule import OBSERVED, schedule_from_orders
 from tracetool.model.timeline import measure
 from tracetool.reconstruction import record_steps
+from tracetool.reconstruction.job import longest_pipelines, sorted_pipelines
 from tracetool.store.place import RECORDING
 from tracetool.tables.fields import WithFigures, as_struct, doc, fields_of, per_rank
 from tracetool.tables.metrics import OF_RANK, OF_STEP
@@ -26,6 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from tracetool.reconstruction import Reconstruction
+    from tracetool.reconstruction.job import LongestPipelines
     from tracetool.reconstruction.recorded_step import RecordedStep
     from tracetool.store.run import Run
 
@@ -84,6 +87,24 @@ class StepRecord(WithFigures, kw_only=True):
     ranks: Annotated[list[RankRecord], doc("One per pipeline rank.")]
 
 
+class StageRanksRecord(msgspec.Struct, kw_only=True):
+    """The ranks of a job that hold the stages of one pipeline rank."""
+
+    ranks: Annotated[list[int], doc("Global ranks, in order.")]
+    replicas: Annotated[list[int | None], doc("Data-parallel place of each; those of one meet inside actions.")]
+    kernel_ns: Annotated[list[float | None], doc("Mean time of a compute kernel of each; null for none.")]
+    unrecorded: Annotated[list[int], doc("Those that were not recorded.")]
+
+
+class JobRecord(msgspec.Struct, kw_only=True):
+    """What is known of all pipelines of a job, of which one is recorded here."""
+
+    sets_step: Annotated[bool, doc("Whether this pipeline takes as long as the slowest one that was recorded whole.")]
+    recorded: Annotated[list[int], doc("Numbers of the pipelines whose ranks were all recorded.")]
+    unread: Annotated[dict[int, str], doc("By number of a pipeline that cannot be reconstructed, why.")]
+    stages: Annotated[list[StageRanksRecord], doc("One per pipeline rank.")]
+
+
 class Recording(msgspec.Struct, kw_only=True):
     """All steps of one recording that were looked at."""
 
@@ -96,6 +117,7 @@ class Recording(msgspec.Struct, kw_only=True):
     devices: Annotated[list[str], doc("Devices of the traces' ranks, each once.")] = []
     orders: Annotated[list[list[str]], doc("Compute orders that steps ran: per pipeline rank its actions, spaced.")]
     steps: Annotated[list[StepRecord], doc("One per complete step, in order of time.")]
+    job: Annotated[JobRecord | UnsetType, doc("Of a job of several pipelines, what is known of all of them.")] = UNSET
 
 
 def make_recording(
@@ -245,36 +267,80 @@ def keep_recording(run: Run, reconstruction: Reconstruction) -> None:
     recording = make_recording(
         str(run.manifest.get("digest", "")),
         reconstruction.recorded_steps,
-        pipelines=len({c.pipeline for c in reconstruction.coordinates}) or 1,
+        pipelines=len({c.pipeline for c in reconstruction.coordinates} - {None}) or 1,
         complete_steps=sum(step.status == "complete" for step in reconstruction.steps),
         devices=_devices(run),
     )
     run.write(RECORDING, msgspec.json.encode(recording) + b"\n")
 
 
-def recording_of(run: Run, *, pipeline: int = 0, most: int = MOST_STEPS) -> Recording:
+def recording_of(
+    run: Run, *, pipeline: int | None = 0, longest: LongestPipelines | None = None, most: int = MOST_STEPS
+) -> Recording:
     """What the steps of a Run measured: what is kept of its first pipeline, else made from the tables.
 
     Args:
         run: The Run.
-        pipeline: Which one of several side by side.
+        pipeline: Which one of several side by side; None for the one that sets the step.
+        longest: Those that set the step, where that is known.
         most: So many steps at most, those about the one of median length.
 
     Raises:
         TraceToolError: If no pipeline can be reconstructed.
     """
-    kept = None if pipeline or run.is_overlaid or most > MOST_STEPS else kept_recording(run)
-    if kept is not None:
-        return kept
-    ((pipelines,),) = run.rows("SELECT count(DISTINCT pipeline) FROM coordinates")
-    ((complete,),) = run.rows("SELECT count(*) FROM step_facts WHERE status = 'complete'")
-    return make_recording(
-        str(run.manifest.get("digest", "")),
-        record_steps(run, pipeline=pipeline, most=most),
-        pipelines=pipelines or 1,
-        complete_steps=complete or None,
-        devices=_devices(run),
+    longest = longest_pipelines(run) if pipeline is None else longest
+    first = longest.numbers[0] if longest is not None and longest.numbers else 0
+    number = first if pipeline is None else pipeline
+    kept = None if number or run.is_overlaid or most > MOST_STEPS else kept_recording(run)
+    if kept is None:
+        ((pipelines,),) = run.rows("SELECT count(DISTINCT pipeline) FROM coordinates")
+        ((complete,),) = run.rows("SELECT count(*) FROM step_facts WHERE status = 'complete'")
+        kept = make_recording(
+            str(run.manifest.get("digest", "")),
+            record_steps(run, pipeline=number, most=most),
+            pipelines=pipelines or 1,
+            complete_steps=complete or None,
+            devices=_devices(run),
+        )
+    return msgspec.structs.replace(kept, job=_job_of(run, number, longest))
+
+
+def _job_of(run: Run, number: int, longest: LongestPipelines | None) -> JobRecord | UnsetType:
+    """What is known of the pipelines of a job, of which one is recorded; unset of a single one.
+
+    Args:
+        run: Its Run.
+        number: The pipeline that is recorded.
+        longest: Those that set the step; None where nobody looked.
+    """
+    stages: dict[int, list[tuple[int, int | None, bool]]] = defaultdict(list)
+    recorded: dict[int, bool] = {}
+    for rank, pipeline, place, replica, is_recorded in run.rows(_RANKS_SQL):
+        stages[place].append((rank, replica, is_recorded))
+        if pipeline is not None:
+            recorded[pipeline] = recorded.get(pipeline, True) and is_recorded
+    if all(len(ranks) == 1 for ranks in stages.values()):
+        return UNSET
+    known = sorted_pipelines(run)
+    if longest is None and not known.differ:
+        longest = longest_pipelines(run)
+    return JobRecord(
+        sets_step=longest is not None and number in longest.numbers,
+        recorded=sorted(pipeline for pipeline, is_whole in recorded.items() if is_whole),
+        unread={} if longest is None else dict(longest.unread),
+        stages=[
+            StageRanksRecord(
+                ranks=[rank for rank, _, _ in ranks],
+                replicas=[replica for _, replica, _ in ranks],
+                kernel_ns=[known.kernel_ns.get(rank) for rank, _, _ in ranks],
+                unrecorded=[rank for rank, _, is_recorded in ranks if not is_recorded],
+            )
+            for _, ranks in sorted(stages.items())
+        ],
     )
+
+
+_RANKS_SQL = "SELECT rank, pipeline, pp, dp, recorded FROM coordinates WHERE pp IS NOT NULL ORDER BY rank"
 
 
 def _devices(run: Run) -> list[str]:

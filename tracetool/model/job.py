@@ -11,6 +11,8 @@ if TYPE_CHECKING:
 ALIKE_RATIO = 0.02
 """Costs of ranks that are nearer to each other, as a share of what they compute, are alike: what comparisons of
 recordings take for no change as well."""
+AS_LONG_RATIO = 0.005
+"""Pipelines whose windows are nearer to the longest one's, as a share of that, set the step together with it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,11 +43,13 @@ class SortedPipelines:
         left_out: Numbers of those that were not recorded whole.
         slower: By global rank, how much longer its kernels took than those of the other ranks of its stage on average,
             as a share of that; of ranks of pipelines that were recorded whole, and of several.
+        kernel_ns: By global rank, the mean time of its compute kernels; of all that were recorded with some.
     """
 
     alike: tuple[AlikePipelines, ...]
     left_out: tuple[int, ...] = ()
     slower: Mapping[int, float] = field(default_factory=dict)
+    kernel_ns: Mapping[int, float] = field(default_factory=dict)
 
     @property
     def slow_ranks(self) -> dict[int, float]:

@@ -6,14 +6,15 @@ from collections import defaultdict
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, NamedTuple
 
-from tracetool.errors import NoPipeline, Option, ReconstructError, checked
-from tracetool.model.job import ALIKE_RATIO, AlikePipelines, SortedPipelines
+from tracetool.errors import NoPipeline, Option, ReconstructError, TraceToolError, checked
+from tracetool.model.job import ALIKE_RATIO, AS_LONG_RATIO, AlikePipelines, SortedPipelines
+from tracetool.model.timeline import measure
 from tracetool.reconstruction import Reconstruction, reconstruct
 from tracetool.reconstruction.actions.tails import meeting_of
 from tracetool.reconstruction.capture.process_groups import ProcessGroup
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
     from tracetool.model.action import CollectiveUse
     from tracetool.model.pipeline import Pipeline, RankProfile, TailPart
@@ -162,7 +163,62 @@ def sort_pipelines(run: Run) -> SortedPipelines:
         alike=tuple(AlikePipelines(tuple(numbers), max(apart)) for numbers, apart in kinds),
         left_out=tuple(number for number in ranks if number not in whole),
         slower=_slower(list(whole.values())),
+        kernel_ns={
+            rank.rank: rank.compute_ns / rank.kernels
+            for of_ranks in ranks.values()
+            for rank in of_ranks
+            if rank.compute_ns and rank.kernels
+        },
     )
+
+
+class LongestPipelines(NamedTuple):
+    """The pipelines that set the step.
+
+    Attributes:
+        numbers: Theirs, in order; none where none was recorded whole with compute kernels.
+        unread: By the number of a pipeline that cannot be reconstructed, why: whether it sets the step is not known.
+    """
+
+    numbers: tuple[int, ...]
+    unread: Mapping[int, str]
+
+
+def longest_pipelines(run: Run, among: Collection[int] | None = None) -> LongestPipelines:
+    """Which pipelines have the longest window in the step of median length, or of these that of the slowest rank.
+
+    Where gradients are reduced the step ends for all pipelines together: the window tells who is waited for. Of those
+    that are alike the first stands for all. Ranks that share layers wait inside actions: of pipelines that are as long,
+    that is the one that makes the others so.
+
+    Args:
+        run: The Run.
+        among: Of which pipelines; by default of all that were recorded whole.
+    """
+    pipelines = sorted_pipelines(run)
+    kinds = {kind.first: [n for n in kind.numbers if among is None or n in among] for kind in pipelines.alike}
+    kinds = {first: numbers for first, numbers in kinds.items() if numbers}
+    windows, unread = _windows_ns(run, kinds) if len(kinds) > 1 else (dict.fromkeys(kinds, 0), {})
+    least = (1 - AS_LONG_RATIO) * max(windows.values(), default=0)
+    longest = [number for first, window in windows.items() if window >= least for number in kinds[first]]
+    slow = next((one.pipeline for one in slow_ranks(run) if one.pipeline in longest), None)
+    return LongestPipelines(tuple(sorted(longest)) if slow is None else (slow,), unread)
+
+
+def _windows_ns(run: Run, numbers: Iterable[int]) -> tuple[dict[int, int], dict[int, str]]:
+    """Windows of pipelines in one step, and why others cannot be reconstructed."""
+    step: int | None = None
+    windows: dict[int, int] = {}
+    unread: dict[int, str] = {}
+    for number in numbers:
+        try:
+            one = _reconstructed(run, step, number)
+        except TraceToolError as error:
+            unread[number] = error.message
+            continue
+        step = one.pipeline.step
+        windows[number] = measure(one.observed).window_ns
+    return windows, unread
 
 
 def _slower(pipelines: Sequence[Sequence[_RankCosts]]) -> dict[int, float]:
@@ -256,11 +312,7 @@ def _recorded(
     run: Run, reconstruction: Reconstruction, number: int, change: Callable[[Reconstruction], Reconstruction] | None
 ) -> Reconstruction:
     """What was done in the same step of another pipeline."""
-    step, kept = reconstruction.pipeline.step, run.kept(kept_kind(number))
-    if isinstance(kept, Reconstruction) and kept.pipeline.step == step:
-        other = kept
-    else:
-        other = reconstruct(run, step=step, pipeline=number)
+    other = _reconstructed(run, reconstruction.pipeline.step, number)
     mine, theirs = reconstruction.pipeline, other.pipeline
     if (mine.observed.orders, mine.p2p) != (theirs.observed.orders, theirs.p2p):
         raise ReconstructError(
@@ -269,6 +321,14 @@ def _recorded(
             hint=f"replay each by itself ({Option.PIPELINE(number)})",
         )
     return other if change is None else change(other)
+
+
+def _reconstructed(run: Run, step: int | None, number: int) -> Reconstruction:
+    """A pipeline in a step, as the Run keeps it, else reconstructed anew; by default in the one of median length."""
+    kept = run.kept(kept_kind(number)) if number else reconstruct(run)
+    if isinstance(kept, Reconstruction) and kept.pipeline.step == (step or kept.pipeline.step):
+        return kept
+    return reconstruct(run, step=step, pipeline=number)
 
 
 class _RankGroups:

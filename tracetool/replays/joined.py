@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from tracetool.costs.measured import MeasuredCosts
 from tracetool.errors import BadTopology, Option, ScenarioError
+from tracetool.model.job import AS_LONG_RATIO
 from tracetool.model.timeline import Op
 from tracetool.replays import Replayed, p2p_of, replay
 from tracetool.replays.side_by_side import as_one, one_of, repeated
@@ -25,9 +26,6 @@ if TYPE_CHECKING:
     from tracetool.model.schedule import Schedule
     from tracetool.model.timeline import TailCollective, Timeline
     from tracetool.model.topology import Topology
-
-
-_AS_LONG_RATIO = 0.005
 
 
 class PipelineTimes(NamedTuple):
@@ -220,7 +218,7 @@ def _setting(
     last pipeline meets there, and of all pipelines that compute as long; of these that end with it to the ns, its own
     pipeline is the one.
     """
-    least = (1 - _AS_LONG_RATIO) * times[last].window_ns
+    least = (1 - AS_LONG_RATIO) * times[last].window_ns
     waited_for = _met_within(pipelines[last])
     slow = [
         (slow_ranks[profile.rank], place == last, -place, profile.rank)

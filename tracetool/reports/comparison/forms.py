@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from xml.etree import ElementTree
 
 from tracetool.comparison.comparable import typical
+from tracetool.comparison.job import typical_recordings
 from tracetool.comparison.summary import from_to, main_causes, signed, summary
 from tracetool.comparison.values import KNOWN, Key
 from tracetool.errors import ScenarioError, UnknownName
@@ -124,7 +125,7 @@ def _fails(done: Comparison, line: Line) -> bool:
     """Whether a line by itself closes the gate: limits are cases of their own."""
     if done.gate == "tool":
         return line in done.drifted and not done.accepted
-    return line.verdict == "regressed" and not done.checks
+    return line in done.regressed and not done.checks
 
 
 def _causes(done: Comparison, line: Line) -> str:
@@ -220,7 +221,8 @@ def _panel(done: Comparison, side: Side, role: str) -> Panel:
     from tracetool.causes import idles_of
     from tracetool.reports.gantt import Outline, Panel
 
-    pipeline = typical(side.recordings)
+    usual = typical_recordings(side.recordings, side.values[Key("step_ns")].typical)
+    pipeline = typical(usual)
     ran = evaluate(pipeline, pipeline.observed, Scenario(p2p=pipeline.p2p, interference=False))
     ops, known = ran.replayed.timeline.ops, recognise(pipeline.observed)
     least = done.rules.least_ratio
@@ -233,7 +235,7 @@ def _panel(done: Comparison, side: Side, role: str) -> Panel:
         changed = tuple(op for op in ops if verdicts.get(_key_of(op, ranks)) == verdict)
         label = f"{verdict}: by {100 * least:g} % or more" if verdict == "inconclusive" else verdict
         marks += [Outline(label, colour, style, changed)] if changed else []
-    steps = sum(len(recording.steps) for recording in side.recordings)
+    steps = sum(len(recording.steps) for recording in usual)
     shape = pipeline.observed.shape
     recorded = side.values[Key("step_ns")].typical
     details = (

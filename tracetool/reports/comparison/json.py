@@ -9,7 +9,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
+from msgspec import UNSET, UnsetType
 
+from tracetool.comparison.job import outlying_rank
 from tracetool.comparison.summary import summary
 from tracetool.comparison.values import whole_contributions
 from tracetool.reports import CallFacts, as_json
@@ -21,8 +23,18 @@ if TYPE_CHECKING:
 
     from tracetool.comparison import Comparison
     from tracetool.comparison.causes import ChangeCause
-    from tracetool.comparison.sides import Side
+    from tracetool.comparison.sides import Side, SideSource
     from tracetool.comparison.verdict import Line
+
+
+class ComparedInfo(msgspec.Struct, kw_only=True):
+    """Which pipeline of a job is compared."""
+
+    global_ranks: Annotated[list[int], doc("Its ranks, in pipeline order.")]
+    sets_step: Annotated[bool, doc("Whether it takes as long as the slowest that was recorded whole.")]
+    slow_rank: Annotated[
+        int | None, doc("Of its ranks and those that share their layers, the one that stands out as slow; or none.")
+    ]
 
 
 class SourceInfo(msgspec.Struct, kw_only=True):
@@ -33,6 +45,7 @@ class SourceInfo(msgspec.Struct, kw_only=True):
     tool_version: Annotated[str, doc("Version of tracetool that measured it.")]
     schema_version: Annotated[str, doc("Version of the schema that it was written by.")]
     steps: Annotated[list[int], doc("Steps it holds.")]
+    pipeline: Annotated[ComparedInfo | UnsetType, doc("Of a job of several pipelines, which is compared.")] = UNSET
 
 
 class SideInfo(msgspec.Struct, kw_only=True):
@@ -68,6 +81,9 @@ class ChangeCauseInfo(WithFigures, kw_only=True):
     """A part of a change."""
 
     __annotations__ = fields_of("kind", "name", "value", "detail", of=CHANGES)
+    ranks: Annotated[
+        list[int] | UnsetType, doc("Of computes in a job of several pipelines, the ranks whose kernels changed so.")
+    ] = UNSET
 
 
 class CheckInfo(WithFigures, kw_only=True):
@@ -114,7 +130,17 @@ def comparison_info(done: Comparison, facts: CallFacts) -> ComparisonInfo:
 
 
 def _side(side: Side) -> SideInfo:
-    return as_struct(SideInfo, side, sources=[as_struct(SourceInfo, source) for source in side.sources])
+    return as_struct(SideInfo, side, sources=[_source(side, source) for source in side.sources])
+
+
+def _source(side: Side, source: SideSource) -> SourceInfo:
+    of = (source.digest, source.global_ranks)
+    recording = next((one for one in side.recordings if (one.digest, tuple(one.global_ranks)) == of), None)
+    if recording is None or recording.job is UNSET:
+        return as_struct(SourceInfo, source)
+    slow = outlying_rank(recording)
+    compared = as_struct(ComparedInfo, recording, recording.job, slow_rank=None if slow is None else slow.rank)
+    return as_struct(SourceInfo, source, pipeline=compared)
 
 
 def _line(line: Line) -> LineInfo:
@@ -125,7 +151,10 @@ def _line(line: Line) -> LineInfo:
 
 def _causes(metric: str, causes: Sequence[ChangeCause]) -> list[ChangeCauseInfo]:
     values = whole_contributions(metric, [cause.value for cause in causes])
-    return [as_struct(ChangeCauseInfo, cause, value=value) for cause, value in zip(causes, values, strict=True)]
+    return [
+        as_struct(ChangeCauseInfo, cause, value=value, ranks=list(cause.ranks) or UNSET)
+        for cause, value in zip(causes, values, strict=True)
+    ]
 
 
 def render_json(done: Comparison, facts: CallFacts) -> bytes:

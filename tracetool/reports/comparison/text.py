@@ -58,7 +58,7 @@ def render_text(done: Comparison, _facts: CallFacts, width: int | None = None, *
     failures = [f"  {failure}" for failure in done.failures if not done.checks]
     tail = [*checks, *failures, *(["  informational: this would fail"] if done.level == "would fail" else [])]
     notes = [note for note in done.notes if str(note) not in done.failures]
-    notes.sort(key=lambda note: note.code is not NoticeCode.RANK_SLOW_ELSEWHERE)
+    notes.sort(key=lambda note: note.code not in (NoticeCode.RANK_SLOW_ELSEWHERE, NoticeCode.RANK_SLOW_MOVED))
     tail += map(Note, notes if verbose else notes[:1])
     if not verbose:
         rest = f"{format_count(len(notes) - 1, 'note')} more, " if notes[1:] else ""

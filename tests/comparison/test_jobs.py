@@ -1,0 +1,177 @@
+"""Jobs of several pipelines: the step that is compared is the job's, and who is named is who got slower.
+
+What is slow is known, for ``made_job`` made it so; steps are those of its simulator.
+"""
+
+from __future__ import annotations
+
+import json
+from fractions import Fraction
+from statistics import median
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from helpers.comparing import as_json
+from helpers.made_job import MadeJob, simulate
+from helpers.notices import texts
+from helpers.recorded import made
+
+from tracetool.cli import run as command
+from tracetool.comparison.asked import compare
+from tracetool.model.job import AS_LONG_RATIO
+from tracetool.model.notice import NoticeCode, SubjectKind
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tracetool.comparison import Comparison
+    from tracetool.comparison.causes import ChangeCause
+
+STEPS = 5
+
+
+def job(seed: int, slow: dict[int, float] | None = None, *, dp: int = 1, tp: int = 1, pp: int = 2) -> MadeJob:
+    """Kernels vary by 1 %; messages take next to nothing, for replay sends them one after the other."""
+    return MadeJob(
+        pp=pp, dp=dp, tp=tp, microbatches=2, layers=1, steps=STEPS, move_ns=1000, slow=slow or {}, jitter_ratio=0.01,
+        seed=seed,
+    )  # fmt: skip
+
+
+def verdicts(done: Comparison) -> dict[str, str]:
+    return {line.key.text: line.verdict for line in done.lines}
+
+
+def step_ns(*jobs: MadeJob) -> float:
+    """The median step of some recordings, by the simulator."""
+    return median(ns for each in jobs for ns in simulate(each).step_ns)
+
+
+def first_cause(done: Comparison) -> ChangeCause:
+    """The largest cause of the step's change, which is all of it but what jitter makes."""
+    (line,) = [line for line in done.lines if line.key.text == "step_ns"]
+    first = done.causes["step_ns"][0]
+    assert line.change is not None
+    assert first.value == pytest.approx(Fraction(line.change), rel=0.04)
+    return first
+
+
+PARALLEL: list[Any] = [pytest.param({"dp": 2}, id="data"), pytest.param({"tp": 2}, id="tensor")]
+
+
+@pytest.mark.parametrize("sizes", PARALLEL)
+def test_a_stage_that_is_slower_on_all_ranks_is_named_as_the_stage(sizes: dict[str, Any]) -> None:
+    even, slow = made(job(1, **sizes)), made(job(2, {2: 1.2, 3: 1.2}, **sizes))
+    done = compare(even, slow)
+    assert (first_cause(done).kind, first_cause(done).name) == ("stage", "stage 1 (all 2 ranks)")
+    assert first_cause(done).ranks == (2, 3)
+    assert verdicts(done)["step_ns"] == "regressed"
+    assert first_cause(compare(slow, even)).name == "stage 1 (all 2 ranks)"
+
+
+def test_of_a_slower_stage_a_rank_is_named_that_stands_out() -> None:
+    even, slow = made(job(1, dp=2)), made(job(3, {2: 1.15, 3: 1.35}, dp=2))
+    assert first_cause(compare(even, slow)).name == "stage 1 (all 2 ranks, rank 3 most)"
+    # Held against a stage that was slow before, it alone changed.
+    before = made(job(2, {2: 1.15, 3: 1.15}, dp=2))
+    assert first_cause(compare(before, slow)).name == "rank 3"
+
+
+def test_of_a_stage_the_ranks_that_got_slower_are_named() -> None:
+    """Both ranks of one of two data-parallel places: two of the four that hold stage 1."""
+    done = compare(made(job(1, dp=2, tp=2)), made(job(2, {4: 1.2, 5: 1.2}, dp=2, tp=2)))
+    assert (first_cause(done).kind, first_cause(done).name, first_cause(done).ranks) == ("rank", "ranks 4-5", (4, 5))
+
+
+@pytest.mark.parametrize("sizes", PARALLEL)
+def test_another_slow_rank_is_noted_and_no_regression(sizes: dict[str, Any]) -> None:
+    """Ranks 2 and 3 hold the same stage: what they make of the step is the same, whichever is the slow one."""
+    jobs = job(1, {2: 1.2}, **sizes), job(2, {3: 1.2}, **sizes)
+    runs = {2: made(jobs[0]), 3: made(jobs[1])}
+    for before, after in ((2, 3), (3, 2)):
+        done = compare(runs[before], runs[after])
+        assert not {"regressed", "improved"} & set(verdicts(done).values())
+        assert done.level == "passes"
+        (step,) = [line for line in done.lines if line.key.text == "step_ns"]
+        # Without a reduction over pipelines the step ends with the last of them, by jitter within the share below.
+        simulated = [step_ns(jobs[slow - 2]) for slow in (before, after)]
+        assert [step.base, step.new] == pytest.approx(simulated, rel=0 if "dp" in sizes else AS_LONG_RATIO)
+        (note,) = [note for note in done.notes if note.code is NoticeCode.RANK_SLOW_MOVED]
+        assert note.subject == SubjectKind.RANK(after)
+        assert [side.sources[0].global_ranks for side in (done.base, done.new)] == [
+            (before - 2, before), (after - 2, after),
+        ]  # fmt: skip
+
+
+def test_a_slow_rank_at_another_place_counts_by_the_step_alone(capsys: pytest.CaptureFixture[str]) -> None:
+    """Rank 3 of the last stage costs more of a step than rank 0 of the first, by what the simulator says."""
+    jobs = job(1, {0: 1.2}, dp=2), job(2, {3: 1.2}, dp=2)
+    first, last = map(made, jobs)
+    assert step_ns(jobs[1]) > 1.02 * step_ns(jobs[0])
+    done = compare(first, last)
+    assert [line.key.text for line in done.regressed] == ["step_ns"]
+    assert [(cause.name, cause.value > 0) for cause in done.causes["step_ns"][:2]] == [
+        ("rank 3", True),
+        ("rank 0", False),
+    ]
+    assert {verdicts(done)[f"action_ns/{name}"] for name in ("0F", "0B", "1F", "1B")} == {"inconclusive"}
+    assert compare(last, first).failures == ()
+    # Where the least change is larger, the step is the same: then no part of it fails.
+    assert compare(first, last, least_change="6%").failures == ()
+    printed = as_json(capsys, 1, first.path, last.path)
+    assert [printed[side]["sources"][0]["pipeline"] for side in ("base", "new")] == [
+        {"global_ranks": [0, 2], "sets_step": True, "slow_rank": 0},
+        {"global_ranks": [1, 3], "sets_step": True, "slow_rank": 3},
+    ]
+    assert [cause.get("ranks") for cause in printed["causes"]["step_ns"][:2]] == [[3], [0]]
+
+
+@pytest.mark.parametrize("sizes", PARALLEL)
+def test_jitter_alone_is_no_change(sizes: dict[str, Any]) -> None:
+    done = compare(made(job(1, **sizes)), made(job(4, **sizes)))
+    assert not {"regressed", "improved"} & set(verdicts(done).values())
+    assert done.base.sources[0].global_ranks == done.new.sources[0].global_ranks == (0, 2)
+    assert not [note for note in done.notes if note.code is NoticeCode.RANK_SLOW_MOVED]
+
+
+@pytest.mark.parametrize("slow", [(2, 3), (0, 3, 2)], ids=["of one stage", "of two stages"])
+def test_repeats_with_other_slow_ranks_are_one_side(slow: tuple[int, ...]) -> None:
+    """Each repeat is told of by its own slow rank; causes are those of a step that was, not of a mean of several."""
+    jobs = [job(2 if rank == 3 else 1, {rank: 1.2}, dp=2) for rank in slow]
+    done = compare([made(job(1, dp=2)), made(job(4, dp=2))], list(map(made, jobs)))
+    (step,) = [line for line in done.lines if line.key.text == "step_ns"]
+    assert (step.verdict, step.new) == ("regressed", step_ns(*jobs))
+    cause = first_cause(done)
+    assert cause.name in {f"rank {rank}" for rank in slow}
+    (note,) = texts(done.notes, NoticeCode.CAUSES_UNKNOWN)
+    assert f"{cause.name} is" in note
+
+
+@pytest.mark.parametrize("slow", [2, 3])
+def test_a_rank_whose_peer_was_not_recorded_is_named_with_that(slow: int) -> None:
+    """Of two ranks that share layers one was recorded: its kernels tell whether it is slow, or waits."""
+    done = compare(*(made(job(n, of, tp=2), ranks=(0, 2)) for n, of in ((1, {}), (2, {slow: 1.2}))))
+    named = {2: "rank 2", 3: "rank 2 or a peer of it that was not recorded"}
+    assert done.causes["step_ns"][0].name == named[slow]
+    # The other pipeline cannot be looked at.
+    notes = texts(done.notes, NoticeCode.PIPELINES_LEFT_OUT)
+    assert len(notes) == 2
+    assert all("1 of 2" not in note and "was not recorded whole" in note and "pipeline=" not in note for note in notes)
+
+
+def test_a_recorded_peer_that_makes_a_pipeline_wait_is_named() -> None:
+    done = compare(made(job(1, tp=2)), made(job(2, {3: 1.2}, tp=2)), pipeline=0)
+    assert done.causes["step_ns"][0].name == "rank 3"
+    assert "pipeline='N' looks at it" in texts(done.notes, NoticeCode.PIPELINES_LEFT_OUT)[1]
+
+
+def test_reports_of_jobs_are_told_of_as_their_runs(tmp_path: Path) -> None:
+    reports = []
+    for name, of in (("base", {2: 1.2}), ("new", {3: 1.2})):
+        reports.append(tmp_path / f"{name}.json")
+        run = made(job(1 if name == "base" else 2, of, dp=2))
+        assert command(["replay", str(run.path), "-q", "-o", str(reports[-1])]) == 0
+        assert json.loads(reports[-1].read_text(encoding="utf-8"))["recording"]["job"]["sets_step"]
+    done = compare(*reports)
+    assert {verdicts(done)[name] for name in ("step_ns", "window_ns", "action_ns/1F")} == {"unchanged"}
+    assert [note.subject for note in done.notes if note.code is NoticeCode.RANK_SLOW_MOVED] == [SubjectKind.RANK(3)]
