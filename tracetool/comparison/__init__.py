@@ -20,7 +20,7 @@ from tracetool.comparison.comparable import (
     other_microbatches,
     typical,
 )
-from tracetool.comparison.job import changed_ranks, outlying_ranks, typical_recordings
+from tracetool.comparison.job import changed_ranks, outlying_ranks, places_of_others, typical_recordings
 from tracetool.comparison.limits import Check, Limit, check
 from tracetool.comparison.replayed import asked_of_both
 from tracetool.comparison.values import Key
@@ -34,7 +34,6 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
 
     from tracetool.comparison.attribution import Attribution
-    from tracetool.comparison.job import OutlyingRank
     from tracetool.comparison.replayed import ReplayedOrder
     from tracetool.comparison.sides import Side
 
@@ -64,7 +63,7 @@ class Comparison(Pictured):
         apart: Of these, why the sides are no two versions of one thing.
         figures: Of the same traces, paths of figures that are not the same in both reports.
         is_of_two_orders: Whether the sides ran their actions, or issued their messages, in another order.
-        is_of_other_places: Whether the rank that sets the step has another place in its pipeline on the new side.
+        is_of_other_ranks: Whether ranks of other pipelines, or at another place of one, set the new side's step.
     """
 
     base: Side
@@ -82,7 +81,7 @@ class Comparison(Pictured):
     apart: tuple[str, ...] = ()
     figures: tuple[str, ...] = ()
     is_of_two_orders: bool = False
-    is_of_other_places: bool = False
+    is_of_other_ranks: bool = False
 
     @property
     def headlines(self) -> tuple[Line, ...]:
@@ -113,7 +112,7 @@ class Comparison(Pictured):
         things, or other ranks set their steps, only the step and the peak.
         """
         is_shorter = any(line.key.text == "step_ns" and line.verdict == "improved" for line in self.lines)
-        goals_alone = is_shorter or self.is_of_two_orders or self.is_of_other_places
+        goals_alone = is_shorter or self.is_of_two_orders or self.is_of_other_ranks
         return tuple(
             line for line in self.lines if line.verdict == "regressed" and not (goals_alone and not is_goal(line.key))
         )
@@ -197,15 +196,13 @@ def compare(
     causes: dict[str, tuple[ChangeCause, ...]] = {}
     subjects: dict[str, str] = {}
     two_orders = False
-    other_places: frozenset[int] = frozenset()
+    other_places: Collection[int] = ()
     if base.recordings and new.recordings:
         sides = _typical_sides(base, new)
         two_orders = len({(side.observed.orders, side.p2p) for side in (sides.base, sides.new)}) > 1
-        slow = [outlying_ranks(side.recordings) for side in (base, new)]
-        places = [frozenset(one.place for one in of) for of in slow]
-        other_places = places[0] ^ places[1] if all(slow) else frozenset()
-        notes += _slow_notes(base, new, slow, is_elsewhere=bool(other_places))
-        lines = tuple(_doubted(line, _other_slow_rank(sides, line, other_places, slow[0] | slow[1])) for line in lines)
+        other_places = places_of_others(base.recordings, new.recordings)
+        notes += _slow_notes(base, new, is_judged=not other_places)
+        lines = tuple(_doubted(line, _other_ranks(sides, line, other_places)) for line in lines)
         causes, why = _causes(sides, lines, asked_of_both(base, new, [sides.base, sides.new]))
         notes += why
         subjects = {line.key.text: name for line in lines if (name := subject(sides, line.key))}
@@ -231,7 +228,7 @@ def compare(
         apart=tuple(apart),
         figures=tuple(other_figures(base, new)) if same and not apart else (),
         is_of_two_orders=two_orders,
-        is_of_other_places=bool(other_places),
+        is_of_other_ranks=bool(other_places),
     )
 
 
@@ -241,40 +238,44 @@ def _typical_sides(base: Side, new: Side) -> Sides:
     return Sides(typical(before), typical(after), beside_ratios(before), beside_ratios(after), before, after)
 
 
-def _slow_notes(base: Side, new: Side, slow: Sequence[frozenset[OutlyingRank]], *, is_elsewhere: bool) -> list[Notice]:
-    """That another rank is slow than before, or in one of several Runs than in others."""
+def _slow_notes(base: Side, new: Side, *, is_judged: bool) -> list[Notice]:
+    """That another rank is slow than before, or in one of several Runs than in others.
+
+    Args:
+        base: The base.
+        new: The new side.
+        is_judged: Whether parts of the step count all the same.
+    """
     notes = Notices()
+    slow = [outlying_ranks(side.recordings) for side in (base, new)]
     listed = [format_ranks(sorted(one.rank for one in of)) for of in slow]
     if all(slow) and slow[0] != slow[1]:
         notes.add(
             NoticeCode.RANK_SLOW_MOVED,
             f"what stands out as slow is another rank than before: {listed[1]} (base: {listed[0]})"
-            + ("; of what changes with that, only the step and the peak can fail" if is_elsewhere else ""),
+            + ("" if is_judged else "; of what comes with that only the step and the peak can fail"),
             subject=SubjectKind.RANK(min(one.rank for one in slow[1])),
         )
     for name, side, ranks, of in zip(("base", "new"), (base, new), listed, slow, strict=True):
         usual = typical_recordings(side.recordings, side.values[Key("step_ns")].typical)
         if len(of) > 1 and len(usual) < len(side.recordings):
-            which = outlying_ranks(usual)
+            which = format_ranks(one.rank for one in outlying_ranks(usual))
             notes.add(
                 NoticeCode.CAUSES_UNKNOWN,
-                f"in Runs of the {name} side other ranks are slow ({ranks}): causes are of "
-                f"{len(usual)} of {len(side.recordings)}, in which "
-                + (f"{format_ranks(one.rank for one in which)} is" if which else "none is"),
+                f"in Runs of the {name} side other ranks are slow ({ranks}): causes are of {len(usual)} of "
+                f"{len(side.recordings)}, in which {which if outlying_ranks(usual) else 'none'} is",
             )
     return notes
 
 
-def _other_slow_rank(sides: Sides, line: Line, places: Collection[int], slow: Collection[OutlyingRank]) -> str | None:
-    """Why a change of an action is none of what runs: it is of a rank that is slow instead of another one."""
+def _other_ranks(sides: Sides, line: Line, places: Collection[int]) -> str | None:
+    """Why a change of an action tells nothing: it is of other ranks, and those of its stage did not all change so."""
     if line.key.metric != "action_ns" or line.verdict not in ("regressed", "improved"):
         return None
     place = sides.base.observed.shape.rank_of(int(line.key.scope[:-1]))
-    if place not in places:
-        return None
     changed = changed_ranks(sides.base_recordings, sides.new_recordings, place, line.change_ratio or 0.0)
-    is_slow = changed is not None and changed.ranks and set(changed.ranks) <= {one.rank for one in slow}
-    return "another rank is slow than before" if is_slow else None
+    is_of_stage = changed is None or changed.are_all
+    return None if place not in places or is_of_stage else "of other ranks than in the base, which set the step now"
 
 
 def _doubted(line: Line, why: str | None) -> Line:

@@ -217,7 +217,7 @@ def _holders_words(sides: Sides, position: int, changed: ChangedRanks | None) ->
     if not changed.ranks and changed.unrecorded_peers:
         return "rank", f"{name} or a peer of it that was not recorded", ""
     if not changed.ranks:
-        return "stage", stages, f"; as {name} has them, whose kernels and those of its peers changed less"
+        return "stage", stages, f"; as {name} has them"
     if changed.are_all:
         most = "" if changed.most is None else f", rank {changed.most} most"
         return "stage", f"{stages} ({_listed(changed.ranks, changed)}{most})", ""

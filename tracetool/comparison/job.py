@@ -29,7 +29,8 @@ Item = Run | Path
 _EXPLAINS = 0.5
 """Kernels tell why computes changed if they did by that share of it."""
 _ALSO = 0.25
-"""A rank changed as well if its kernels did by that share of what those of the slowest compared one did."""
+"""A rank changed as well if its kernels did by that share of what those of the slowest compared one did; where that is
+little, by half of it, up to what counts as a change."""
 
 
 class ChosenPipeline(NamedTuple):
@@ -132,6 +133,14 @@ def outlying_rank(recording: Recording) -> OutlyingRank | None:
 def outlying_ranks(recordings: Sequence[Recording]) -> frozenset[OutlyingRank]:
     """The ranks that stand out in recordings of a side."""
     return frozenset(slow for one in recordings if (slow := outlying_rank(one)) is not None)
+
+
+def places_of_others(base: Sequence[Recording], new: Sequence[Recording]) -> frozenset[int]:
+    """Places in the pipeline at which other ranks of the same job set the step of the new side, or slow it down."""
+    if as_the_first(base[0], new[0]).global_ranks != new[0].global_ranks:
+        return frozenset(range(len(new[0].global_ranks)))
+    before, after = (frozenset(one.place for one in outlying_ranks(side)) for side in (base, new))
+    return before ^ after if before and after else frozenset()
 
 
 def typical_recordings(recordings: Sequence[Recording], step_ns: float) -> tuple[Recording, ...]:
@@ -240,8 +249,11 @@ def changed_ranks(
     sign = 1 if change_ratio > 0 else -1
     changes = {rank: sign * _change_ratio(before.get(rank, usual), ns) for rank, ns in after.items()}
     explains = sign * change >= _EXPLAINS * abs(change_ratio)
-    least = max(ALIKE_RATIO, _ALSO * abs(change))
+    least = max(_ALSO * abs(change), min(ALIKE_RATIO, _EXPLAINS * abs(change)))
     changed = {rank: own for rank, own in changes.items() if explains and own >= least}
+    if not changed.keys() & {rank for of in peers for rank in of}:
+        # Those changed that nobody waits for, while other ranks are compared.
+        changed = {}
     return ChangedRanks(
         ranks=tuple(changed),
         recorded=len(stages[1].ranks) - len(stages[1].unrecorded),

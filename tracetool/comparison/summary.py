@@ -54,13 +54,13 @@ def chosen_lines(done: Comparison) -> list[Line]:
     """The lines that a summary is about.
 
     The first metric of the step that regressed; else the parts that did; else the first metric of each replay that did;
-    else the same of what improved; else the step.
+    else the same of what improved; else the step. Where other ranks set the step, of these only what is a goal.
     """
-    headlines = [line for line in done.headlines if is_goal(line.key) or not done.is_of_other_places]
-    whole = sorted(headlines, key=lambda line: _ORDER.index(line.key.metric))
-    replays = [line for line in done.lines if line.key.is_of_replay and line.key.metric in _ORDER]
+    lines = [line for line in done.lines if is_goal(line.key) or not done.is_of_other_ranks]
+    whole = sorted((line for line in done.headlines if line in lines), key=lambda line: _ORDER.index(line.key.metric))
+    replays = [line for line in lines if line.key.is_of_replay and line.key.metric in _ORDER]
     replays.sort(key=lambda line: _ORDER.index(line.key.metric))
-    parts = [line for line in done.lines if line.key.metric in _PARTS and line not in (*done.headlines, *replays)]
+    parts = [line for line in lines if line.key.metric in _PARTS and line not in (*whole, *replays)]
     parts.sort(key=lambda line: _PARTS.index(line.key.metric))
     for verdict in ("regressed", "improved"):
         chosen = [line for line in whole if line.verdict == verdict][:1]
