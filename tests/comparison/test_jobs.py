@@ -13,11 +13,13 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from helpers.comparing import as_json
 from helpers.made_job import MadeJob, simulate
+from helpers.made_traces import write_job
 from helpers.notices import texts
 from helpers.recorded import made
 
 from tracetool.cli import run as command
 from tracetool.comparison.asked import compare
+from tracetool.ingestion.runs import ingest
 from tracetool.model.job import AS_LONG_RATIO
 from tracetool.model.notice import NoticeCode, SubjectKind
 
@@ -157,6 +159,52 @@ def test_a_rank_whose_peer_was_not_recorded_is_named_with_that(slow: int) -> Non
     notes = texts(done.notes, NoticeCode.PIPELINES_LEFT_OUT)
     assert len(notes) == 2
     assert all("1 of 2" not in note and "was not recorded whole" in note and "pipeline=" not in note for note in notes)
+
+
+def test_of_one_recording_a_part_is_as_the_whole() -> None:
+    """Rank 3 sets the step and is in the whole alone: ranks 0 and 2 wait for it after their backwards."""
+    slow = job(2, {3: 1.2}, dp=2)
+    whole, part = made(slow), made(slow, ranks=(0, 2))
+    for base, new in ((whole, part), (part, whole)):
+        done = compare(base, new)
+        assert not {"regressed", "improved"} & set(verdicts(done).values())
+        assert [side.recordings[0].global_ranks for side in (done.base, done.new)] == [[0, 2]] * 2
+        assert [note.subject for note in done.notes if note.code is NoticeCode.RANK_SLOW_ELSEWHERE] == [
+            SubjectKind.RANK(3)
+        ]
+    done = compare(made(job(1, dp=2), ranks=(0, 2)), part)
+    assert "or waits there for ranks that were not recorded" in first_cause(done).name
+
+
+def test_ranks_that_vary_from_place_to_place_are_no_regression() -> None:
+    """As of jobs on other machines: stages are 3 % slower or faster where the step is set, the step by 1 %."""
+    runs = [made(job(n, of, dp=2)) for n, of in ((1, {0: 1.08, 2: 0.975}), (2, {1: 1.05}))]
+    for base, new in (runs, runs[::-1]):
+        done = compare(base, new)
+        assert [side.sources[0].global_ranks[0] for side in (done.base, done.new)] == [
+            runs.index(base),
+            runs.index(new),
+        ]
+        assert verdicts(done)["step_ns"] == "unchanged"
+        assert verdicts(done)["action_ns/1B"] == "inconclusive"
+        assert done.failures == ()
+
+
+def test_a_pipeline_that_cannot_be_read_is_left_out_and_named(tmp_path: Path) -> None:
+    """Rank 3 has lost the kernels of its backwards: nothing tells how long its pipeline takes."""
+    write_job(tmp_path / "new", job(2, dp=2))
+    path = tmp_path / "new" / "rank3.json"
+    trace = json.loads(path.read_text(encoding="utf-8"))
+    trace["traceEvents"] = [
+        event for event in trace["traceEvents"]
+        if event["cat"] != "kernel" or not ("backward" in event["name"] or event["name"] == "nvjet_grads")
+    ]  # fmt: skip
+    path.write_text(json.dumps(trace), encoding="utf-8")
+    done = compare(made(job(1, dp=2)), ingest(tmp_path / "new", tmp_path / "new.run"))
+    (note,) = [note for note in done.notes if note.code is NoticeCode.PIPELINE_LEFT_OUT]
+    assert note.subject == SubjectKind.PIPELINE(1)
+    assert "rank 3: no kernel tells forward from backward" in note.text
+    assert verdicts(done)["step_ns"] == "unchanged"
 
 
 def test_a_recorded_peer_that_makes_a_pipeline_wait_is_named() -> None:

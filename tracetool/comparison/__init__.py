@@ -20,7 +20,13 @@ from tracetool.comparison.comparable import (
     other_microbatches,
     typical,
 )
-from tracetool.comparison.job import changed_ranks, outlying_ranks, places_of_others, typical_recordings
+from tracetool.comparison.job import (
+    changed_ranks,
+    outlying_ranks,
+    places_of_others,
+    typical_recordings,
+    unrecorded_ranks,
+)
 from tracetool.comparison.limits import Check, Limit, check
 from tracetool.comparison.replayed import asked_of_both
 from tracetool.comparison.values import Key
@@ -269,8 +275,21 @@ def _slow_notes(base: Side, new: Side, *, is_judged: bool) -> list[Notice]:
 
 
 def _other_ranks(sides: Sides, line: Line, places: Collection[int]) -> str | None:
-    """Why a change of an action tells nothing: it is of other ranks, and those of its stage did not all change so."""
-    if line.key.metric != "action_ns" or line.verdict not in ("regressed", "improved"):
+    """Why a change of a part tells nothing: it is of other ranks, or was measured against others, than in the base.
+
+    Args:
+        sides: Both sides.
+        line: What changed.
+        places: Where other ranks set the step; what changed on all ranks of a stage is no matter of them.
+    """
+    if line.verdict not in ("regressed", "improved"):
+        return None
+    if line.key.metric == "tail_ns":
+        places = [place for place, profile in enumerate(sides.base.ranks) if profile.rank == line.key.rank]
+        recordings = sides.base_recordings, sides.new_recordings
+        missing = {unrecorded_ranks(of, place) for of in recordings for place in places}
+        return "it may hold waits for ranks that one side alone has recorded" if len(missing) > 1 else None
+    if line.key.metric != "action_ns":
         return None
     place = sides.base.observed.shape.rank_of(int(line.key.scope[:-1]))
     changed = changed_ranks(sides.base_recordings, sides.new_recordings, place, line.change_ratio or 0.0)

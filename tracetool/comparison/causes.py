@@ -8,7 +8,7 @@ from statistics import fmean, median
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from tracetool.comparison.attribution import EVERYTHING, ORDER, Part
-from tracetool.comparison.job import changed_ranks
+from tracetool.comparison.job import changed_ranks, unrecorded_ranks
 from tracetool.model.action import ActionKind
 from tracetool.schedules.names import recognise
 from tracetool.units import format_count, format_duration, format_ranges, format_ranks, format_size
@@ -176,6 +176,8 @@ def _change_words(sides: Sides, group: tuple[Part, ...]) -> _Words:
     if part.kind == "tail":
         before, after = (sum(p.duration_ns for p in side.ranks[part.rank].tail) for side in (base, new))
         name = f"after the last backward on {_rank_name(base, new, part.rank)}"
+        if unrecorded_ranks((*sides.base_recordings, *sides.new_recordings), part.rank):
+            name += ", or waits there for ranks that were not recorded"
         return _Words("tail", name, _from_to(before, after))
     return _compute_words(sides, group)
 

@@ -38,7 +38,7 @@ class ChosenPipeline(NamedTuple):
 
     Attributes:
         number: Its number.
-        longest: Those that set the step; None where the pipeline was named.
+        longest: Those of all that set the step; None where the pipeline was named.
     """
 
     number: int
@@ -65,18 +65,21 @@ def chosen_pipelines(base: Sequence[Item], new: Sequence[Item]) -> list[list[Cho
     common = _common([*map(set, whole), *given])
     is_part = any(sorted_pipelines(run).left_out or _has_unrecorded(run) for run in runs) or any(map(_is_part, reports))
     among = [common if is_part and common else set(own) for own in whole]
-    longest = [
-        longest_pipelines(run, [number for ranks, number in own.items() if ranks in ours])
-        for run, own, ours in zip(runs, whole, among, strict=True)
+    longest = [longest_pipelines(run) for run in runs]
+    of_those = [
+        long
+        if len(ours) == len(own)
+        else longest_pipelines(run, [number for ranks, number in own.items() if ranks in ours])
+        for run, own, ours, long in zip(runs, whole, among, longest, strict=True)
     ]
     as_long = [
         {ranks for ranks, number in own.items() if number in long.numbers}
-        for own, long in zip(whole, longest, strict=True)
+        for own, long in zip(whole, of_those, strict=True)
     ]
     shared = min(_common([*as_long, *given]), default=None)
     chosen = iter(
-        ChosenPipeline(own[shared] if shared is not None else next(iter(long.numbers), 0), long)
-        for own, long in zip(whole, longest, strict=True)
+        ChosenPipeline(own[shared] if shared is not None else next(iter(ours.numbers), 0), long)
+        for own, ours, long in zip(whole, of_those, longest, strict=True)
     )
     return [[next(chosen) if isinstance(item, Run) else None for item in side] for side in (base, new)]
 
@@ -161,6 +164,12 @@ def typical_recordings(recordings: Sequence[Recording], step_ns: float) -> tuple
         return abs(median(steps) - step_ns), -len(groups[key])
 
     return tuple(groups[min(groups, key=distance)])
+
+
+def unrecorded_ranks(recordings: Sequence[Recording], place: int) -> frozenset[int]:
+    """Ranks that hold the same stages as a pipeline rank, and were not recorded in some of several recordings."""
+    jobs = [one.job for one in recordings if one.job is not UNSET]
+    return frozenset(rank for job in jobs if place < len(job.stages) for rank in job.stages[place].unrecorded)
 
 
 def is_waited_for(recording: Recording, rank: int) -> bool:
