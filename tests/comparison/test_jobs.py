@@ -11,7 +11,7 @@ from statistics import median
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from helpers.comparing import as_json
+from helpers.comparing import as_json, said
 from helpers.made_job import MadeJob, simulate
 from helpers.made_traces import write_job
 from helpers.notices import texts
@@ -120,6 +120,9 @@ def test_a_slow_rank_at_another_place_counts_by_the_step_alone(capsys: pytest.Ca
     assert compare(last, first).failures == ()
     # Where the least change is larger, the step is the same: then no part of it fails.
     assert compare(first, last, least_change="6%").failures == ()
+    out, error = said(capsys, 1, first.path, last.path, "--fail-on", "action_ns/1F>+5%")
+    assert "action_ns/1F>+5%: inconclusive" in out
+    assert "Hint: limit the step" in error
     printed = as_json(capsys, 1, first.path, last.path)
     assert [printed[side]["sources"][0]["pipeline"] for side in ("base", "new")] == [
         {"global_ranks": [0, 2], "sets_step": True, "slow_rank": 0},

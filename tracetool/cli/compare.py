@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     multiple=True,
     metavar="'step_ns>+3%'",
     help="Limit: a change ('bubble_ratio>+2%', 'step_ns>+5ms') or a value ('step_ns>400ms'). Repeatable. Without any, "
-    "whatever regressed fails; of a shorter step, or of two schedules, only the step and the peak.",
+    "whatever regressed fails; of a shorter step, two schedules or other slow ranks, only the step and the peak.",
 )
 @click.option("--least-change", metavar="2%", default="2%", show_default=True, help="Least change that counts.")
 @click.option(
@@ -105,8 +105,8 @@ def compare(
     """Compare Runs, raw traces or reports (of replay --json), or several of each: what changed, and why.
 
     Steps of other traces are held against each other with a rank test and a least change; of the same traces every
-    number must be the same. Exits with 1 if anything regressed (of a shorter step, or of two schedules, the step or the
-    peak), or a limit is exceeded or cannot be told.
+    number must be the same. Exits with 1 if anything regressed (of a shorter step, two schedules or other slow ranks,
+    the step or the peak), or a limit is exceeded or cannot be told.
 
     \b
     Examples:
@@ -213,6 +213,8 @@ def _close(done: Comparison) -> None:
         hint = "compare with a baseline of the same replay and work, or --allow-inconclusive"
     elif any(check.outcome == "inconclusive" and check.line is None for check in done.checks):
         hint = "record it on both sides (memory: profile_memory=True), or leave the limit out"
+    elif done.is_of_other_ranks and any(check.outcome == "inconclusive" for check in done.checks):
+        hint = "limit the step, for parts are of other ranks than in the base; or --allow-inconclusive"
     elif any(check.outcome == "inconclusive" for check in done.checks):
         hint = "record more steps (5 of each side can tell), or --allow-inconclusive"
     raise CheckFailed(f"{failures}.", hint=hint)

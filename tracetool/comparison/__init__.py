@@ -208,7 +208,8 @@ def compare(
         two_orders = len({(side.observed.orders, side.p2p) for side in (sides.base, sides.new)}) > 1
         other_places = places_of_others(base.recordings, new.recordings)
         notes += _slow_notes(base, new, is_judged=not other_places)
-        lines = tuple(_doubted(line, _other_ranks(sides, line, other_places)) for line in lines)
+        ranks = base.recordings[0].global_ranks
+        lines = tuple(_doubted(line, _other_ranks(sides, line, ranks, other_places)) for line in lines)
         causes, why = _causes(sides, lines, asked_of_both(base, new, [sides.base, sides.new]))
         notes += why
         subjects = {line.key.text: name for line in lines if (name := subject(sides, line.key))}
@@ -274,20 +275,21 @@ def _slow_notes(base: Side, new: Side, *, is_judged: bool) -> list[Notice]:
     return notes
 
 
-def _other_ranks(sides: Sides, line: Line, places: Collection[int]) -> str | None:
+def _other_ranks(sides: Sides, line: Line, ranks: Sequence[int], places: Collection[int]) -> str | None:
     """Why a change of a part tells nothing: it is of other ranks, or was measured against others, than in the base.
 
     Args:
         sides: Both sides.
         line: What changed.
+        ranks: By whose numbers ranks go, in pipeline order.
         places: Where other ranks set the step; what changed on all ranks of a stage is no matter of them.
     """
     if line.verdict not in ("regressed", "improved"):
         return None
     if line.key.metric == "tail_ns":
-        places = [place for place, profile in enumerate(sides.base.ranks) if profile.rank == line.key.rank]
         recordings = sides.base_recordings, sides.new_recordings
-        missing = {unrecorded_ranks(of, place) for of in recordings for place in places}
+        own = [place for place, rank in enumerate(ranks) if rank == line.key.rank]
+        missing = {unrecorded_ranks(of, place) for of in recordings for place in own}
         return "it may hold waits for ranks that one side alone has recorded" if len(missing) > 1 else None
     if line.key.metric != "action_ns":
         return None

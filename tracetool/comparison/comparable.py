@@ -67,11 +67,15 @@ def comparable(base: Side, new: Side) -> tuple[Side, Side, Notices, list[str]]:
     works = work_of(first), work_of(as_the_first(first, other))
     if works[1].global_ranks != tuple(other.global_ranks):
         new = _renamed(new, dict(zip(other.global_ranks, first.global_ranks, strict=True)))
-        ranks = [format_ranges(one.global_ranks) for one in (other, first)]
+        ranks = [
+            " or ".join(dict.fromkeys(format_ranges(one.global_ranks) for one in side.recordings))
+            for side in (new, base)
+        ]
         notes.add(
             NoticeCode.PIPELINES_DIFFER,
             f"the new side's step is set by the pipeline of ranks {ranks[0]}, the base's by that of ranks {ranks[1]}: "
-            "those are compared, each rank with that of the same place in the base's pipeline, by whose number it goes",
+            f"each rank stands against that of the same place, by whose number in {format_ranges(first.global_ranks)} "
+            "it goes",
         )
     why = "; ".join([*_devices(base, new), *differences(*works)])
     if works[0].stages != works[1].stages:
