@@ -61,7 +61,7 @@ def chosen_pipelines(base: Sequence[Item], new: Sequence[Item]) -> list[list[Cho
     runs = [item for item in (*base, *new) if isinstance(item, Run)]
     reports = [read_report(item) for item in (*base, *new) if isinstance(item, Path)]
     whole = [_whole_pipelines(run) for run in runs]
-    given = [{tuple(report.run.global_ranks)} for report in reports]
+    given = [{tuple(sorted(report.run.global_ranks))} for report in reports]
     common = _common([*map(set, whole), *given])
     is_part = any(sorted_pipelines(run).left_out or _has_unrecorded(run) for run in runs) or any(map(_is_part, reports))
     among = [common if is_part and common else set(own) for own in whole]
