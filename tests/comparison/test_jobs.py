@@ -59,9 +59,11 @@ def first_cause(done: Comparison) -> ChangeCause:
 
 
 PARALLEL: list[Any] = [pytest.param({"dp": 2}, id="data"), pytest.param({"tp": 2}, id="tensor")]
+# Ranks that wait in their layers are those of which a wrong one could be named: a slow one there is looked at always.
+MOSTLY_DATA: list[Any] = [PARALLEL[0], pytest.param({"tp": 2}, id="tensor", marks=pytest.mark.thorough)]
 
 
-@pytest.mark.parametrize("sizes", PARALLEL)
+@pytest.mark.parametrize("sizes", MOSTLY_DATA)
 def test_a_stage_that_is_slower_on_all_ranks_is_named_as_the_stage(sizes: dict[str, Any]) -> None:
     even, slow = made(job(1, **sizes)), made(job(2, {2: 1.2, 3: 1.2}, **sizes))
     done = compare(even, slow)
@@ -131,7 +133,7 @@ def test_a_slow_rank_at_another_place_counts_by_the_step_alone(capsys: pytest.Ca
     assert [cause.get("ranks") for cause in printed["causes"]["step_ns"][:2]] == [[3], [0]]
 
 
-@pytest.mark.parametrize("sizes", PARALLEL)
+@pytest.mark.parametrize("sizes", MOSTLY_DATA)
 def test_jitter_alone_is_no_change(sizes: dict[str, Any]) -> None:
     done = compare(made(job(1, **sizes)), made(job(4, **sizes)))
     assert not {"regressed", "improved"} & set(verdicts(done).values())

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 from helpers.routed import routed
 from hypothesis import strategies as st
 
@@ -20,10 +22,9 @@ from tracetool.replays.flow import Slowdown
 from tracetool.schedules import build_schedule
 
 if TYPE_CHECKING:
-    import numpy as np
-
     from tracetool.model.pipeline import P2PMode
     from tracetool.model.schedule import Placement, Schedule
+    from tracetool.replays.flow import Int32s
 
 ENGINES = ["plain"] if find_spec("tracetool.replays._engine") is None else ["plain", "compiled"]
 
@@ -55,12 +56,16 @@ class EngineCase:
         for way in compiled.ways:
             if way.path is None:
                 drawn[way.arrive] = 0
-        # A link's latency is one for all who pass it, so that none overtakes another on the way to the next.
-        latency_of: dict[Link, Any] = {}
-        for way in compiled.ways:
-            for (head, _), link in zip(way.further, way.path or (), strict=False):
-                drawn[head] = latency_of.setdefault(link, drawn[head].copy())
+        for heads in _heads_by_link(compiled):
+            drawn[heads] = drawn[heads[0]]
         return drawn
+
+    def varying(self, compiled: Compiled, random: np.random.Generator) -> Int32s:
+        """Some classes, for their durations to differ from scenario to scenario."""
+        some = set(random.permutation(compiled.classes)[: int(random.integers(0, compiled.classes + 1))].tolist())
+        for heads in _heads_by_link(compiled):
+            some |= set(heads) if some.intersection(heads) else set()
+        return np.array(sorted(some), np.int32)
 
     def slowdown(self, compiled: Compiled, durations: Any, random: np.random.Generator) -> Slowdown:
         actions = len(compiled.graph.flow.actions)
@@ -72,6 +77,15 @@ class EngineCase:
             load = SustainedLoad(settle, threshold, slope, step_threshold, step_slope, 1.2, 0.3)
             loads.append(load if random.random() < 0.5 else None)
         return Slowdown(alone + random.integers(0, self.longest + 1, actions), tuple(loads))
+
+
+def _heads_by_link(compiled: Compiled) -> list[list[int]]:
+    """Classes of what passes each link ahead of another one: its latency is one for all, so that none overtakes."""
+    heads: dict[Link, list[int]] = defaultdict(list)
+    for way in compiled.ways:
+        for (head, _), link in zip(way.further, way.path or (), strict=False):
+            heads[link].append(head)
+    return list(heads.values())
 
 
 @st.composite

@@ -85,7 +85,7 @@ def test_many_scenarios(case: EngineCase, seed: int, scenarios: int) -> None:
         expected = [by_event_loop(compiled, drawn[:, n]).end_ns for n in range(scenarios)]
     except ScheduleDeadlock:
         return
-    varying = random.permutation(compiled.classes)[: int(random.integers(0, compiled.classes + 1))].astype(np.int32)
+    varying = case.varying(compiled, random)
     values = drawn[varying]
     base = drawn[:, 0]
     if len(varying) < compiled.classes:
