@@ -18,7 +18,10 @@ from helpers.notices import texts
 from helpers.recorded import made
 
 from tracetool.cli import run as command
+from tracetool.comparison import compare as held_against
 from tracetool.comparison.asked import compare
+from tracetool.comparison.sides import side_of
+from tracetool.ingestion.recording import recording_of
 from tracetool.ingestion.runs import ingest
 from tracetool.model.job import AS_LONG_RATIO
 from tracetool.model.notice import NoticeCode, SubjectKind
@@ -228,3 +231,41 @@ def test_reports_of_jobs_are_told_of_as_their_runs(tmp_path: Path) -> None:
     done = compare(*reports)
     assert {verdicts(done)[name] for name in ("step_ns", "window_ns", "action_ns/1F")} == {"unchanged"}
     assert [note.subject for note in done.notes if note.code is NoticeCode.RANK_SLOW_MOVED] == [SubjectKind.RANK(3)]
+
+
+def test_the_same_recordings_are_one_side_in_any_order() -> None:
+    first, second = made(job(1, {2: 1.2}, dp=2)), made(job(2, {3: 1.2}, dp=2))
+    done = compare([first, second], [second, first])
+    assert (done.gate, done.failures) == ("tool", ())
+    assert {line.verdict for line in done.lines} == {"unchanged"}
+    before, after = (compare(made(job(4, dp=2)), side) for side in ([first, second], [second, first]))
+    assert before.lines == after.lines
+    assert before.causes == after.causes
+
+
+def test_of_a_job_whose_pipelines_are_alike_any_stands_for_that_with_the_slow_rank() -> None:
+    """As a report holds it: the pipeline that sets the step of each, of the base by a hair."""
+    runs = made(job(1, dp=2)), made(job(2, {2: 1.2}, dp=2)), made(job(2, {3: 1.2}, dp=2))
+    regressed = {"step_ns", "action_ns/1F", "action_ns/1B"}
+    for slow, run in zip((2, 3), runs[1:], strict=True):
+        sides = recording_of(runs[0], pipeline=3 - slow), recording_of(run, pipeline=None)
+        held = held_against(*(side_of([("", recording)]) for recording in sides))
+        assert regressed <= {line.key.text for line in held.regressed}
+        assert held.causes["step_ns"][0].ranks == (slow,)
+
+
+def test_a_job_of_other_size_is_no_version_of_it(capsys: pytest.CaptureFixture[str]) -> None:
+    larger, smaller = made(job(1, dp=3)), made(job(2, dp=2))
+    assert "3 against 2 ranks per stage" in compare(larger, smaller).failures[0]
+    out, _ = said(capsys, 1, larger.path, smaller.path)
+    assert out.startswith("the sides did other work: 3 against 2 ranks per stage")
+    assert compare(larger, smaller, allow_inconclusive=True).failures == ()
+
+
+def test_halves_of_a_job_that_have_no_rank_in_common_are_held_against_the_usual_rank() -> None:
+    """Ranks 2 and 3 hold stage 1, one recorded in each half; of four, 6 and 7 beside 4 and 5."""
+    slow, even = (
+        made(job(n, of, dp=4), ranks=ranks) for n, of, ranks in ((1, {7: 1.2}, (2, 3, 6, 7)), (2, {}, (0, 1, 4, 5)))
+    )
+    assert compare(even, slow).causes["step_ns"][0].name == "rank 7"
+    assert compare(slow, even).causes["step_ns"][0].name == "rank 4 (base: 7)"

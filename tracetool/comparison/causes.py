@@ -198,6 +198,8 @@ def _compute_words(sides: Sides, group: tuple[Part, ...]) -> _Words:
     name = f"stage {part.stage} {part.action}" + (" beside communication" if is_cause else "")
     ranks = changed.ranks if changed is not None and abs(ratios[part]) > _LEAST_RATIO else ()
     whose = f", {_listed(ranks, changed)}" if changed is not None and ranks else ""
+    if changed is not None and not changed.ranks and changed.unrecorded_peers:
+        whose = ", or waits for a peer that was not recorded"
     return _Words("stage", name, detail + _microbatches(before_stage, after_stage, action) + whose + beside, ranks)
 
 
@@ -218,6 +220,8 @@ def _holders_words(sides: Sides, position: int, changed: ChangedRanks | None) ->
     stages = f"stage{'' if len(listed) == 1 else 's'} {format_ranges(listed)}"
     if not changed.ranks and changed.unrecorded_peers:
         return "rank", f"{name} or a peer of it that was not recorded", ""
+    if not changed.ranks and sides.base.ranks[position].rank != sides.new.ranks[position].rank:
+        return "rank", name, "; neither changed by itself, but now that one is waited for"
     if not changed.ranks:
         return "stage", stages, f"; as {name} has them"
     if changed.are_all:

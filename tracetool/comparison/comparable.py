@@ -89,7 +89,7 @@ def comparable(base: Side, new: Side) -> tuple[Side, Side, Notices, list[str]]:
         why += "; what single ranks hold and do at the end is not compared"
     if why:
         notes.add(NoticeCode.OTHER_WORK, f"the sides did other work: {why}")
-    if works[0].shape != works[1].shape:
+    if not works[0].is_as_large(works[1]):
         apart.append(f"the sides did other work: {why}")
     return base, new, notes, apart
 

@@ -7,7 +7,7 @@ actions and messages, ranks that share layers wait for each other.
 from __future__ import annotations
 
 from pathlib import Path
-from statistics import fmean, median
+from statistics import fmean, median, median_low
 from typing import TYPE_CHECKING, NamedTuple
 
 from msgspec import UNSET
@@ -139,11 +139,16 @@ def outlying_ranks(recordings: Sequence[Recording]) -> frozenset[OutlyingRank]:
 
 
 def places_of_others(base: Sequence[Recording], new: Sequence[Recording]) -> frozenset[int]:
-    """Places in the pipeline at which other ranks of the same job set the step of the new side, or slow it down."""
+    """Places in the pipeline at which other ranks of the same job set the step of the new side, or slow it down.
+
+    Where no rank stands out on a side, its pipelines are alike: any of them stands for what the other side's would be.
+    """
+    before, after = (frozenset(one.place for one in outlying_ranks(side)) for side in (base, new))
+    if not (before and after):
+        return frozenset()
     if as_the_first(base[0], new[0]).global_ranks != new[0].global_ranks:
         return frozenset(range(len(new[0].global_ranks)))
-    before, after = (frozenset(one.place for one in outlying_ranks(side)) for side in (base, new))
-    return before ^ after if before and after else frozenset()
+    return before ^ after
 
 
 def typical_recordings(recordings: Sequence[Recording], step_ns: float) -> tuple[Recording, ...]:
@@ -253,8 +258,8 @@ def changed_ranks(
         max((before[rank] for rank in peers[0] if rank in before), default=0.0),
         max((after[rank] for rank in peers[1] if rank in after), default=0.0),
     )
-    # Ranks of a job of another size are held against the usual one of the stage.
-    usual = median(before.values()) if before else 0.0
+    # Ranks that one side alone has are held against the usual one of the stage; of two, against the quicker.
+    usual = median_low(before.values()) if before else 0.0
     sign = 1 if change_ratio > 0 else -1
     changes = {rank: sign * _change_ratio(before.get(rank, usual), ns) for rank, ns in after.items()}
     explains = sign * change >= _EXPLAINS * abs(change_ratio)

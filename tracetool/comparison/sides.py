@@ -45,6 +45,7 @@ class Work:
         microbatches: Microbatches of a step.
         payload_bytes: Per sending stage and kind the bytes of a message, where they are known.
         kernels: Per stage and kind the compute kernels of an action, where they are known.
+        holders: Ranks that hold the same stages; None where one pipeline is all that is known.
     """
 
     stages: int
@@ -52,11 +53,16 @@ class Work:
     microbatches: int
     payload_bytes: Mapping[str, int]
     kernels: Mapping[str, int]
+    holders: int | None
 
     @property
     def shape(self) -> tuple[int, int, int]:
         """Stages, ranks and microbatches."""
         return self.stages, len(self.global_ranks), self.microbatches
+
+    def is_as_large(self, other: Work) -> bool:
+        """Whether both have as many stages, ranks and microbatches, as far as is known."""
+        return self.shape == other.shape and (None in (self.holders, other.holders) or self.holders == other.holders)
 
 
 def work_of(recording: Recording) -> Work:
@@ -68,6 +74,7 @@ def work_of(recording: Recording) -> Work:
         microbatches=max(len(action.duration_ns) for action in step.actions.values()),
         payload_bytes={n: m.payload_bytes for n, m in step.messages.items() if m.payload_bytes is not None},
         kernels={name: action.kernels for name, action in step.actions.items() if action.kernels is not None},
+        holders=None if recording.job is UNSET else max(len(stage.ranks) for stage in recording.job.stages),
     )
 
 
@@ -77,8 +84,9 @@ def differences(one: Work, other: Work) -> list[str]:
         f"{here} against {there} {noun}"
         for here, there, noun in (
             (one.stages, other.stages, "stages"), (one.microbatches, other.microbatches, "microbatches"),
+            (one.holders, other.holders, "ranks per stage"),
         )
-        if here != there
+        if None not in (here, there) and here != there
     ]  # fmt: skip
     if one.global_ranks != other.global_ranks:
         texts.append(f"ranks {format_ranges(one.global_ranks)} against {format_ranges(other.global_ranks)}")
@@ -241,6 +249,9 @@ def side_of(items: Sequence[tuple[str, Run | Path | Recording]], chosen: Sequenc
         ranks = tuple(recording.global_ranks)
         sources.append(SideSource(name, recording.digest, recording.tool_version, version, numbers, ranks))
     check_one_job(named)
+    # Whatever the order in which a shell lists them, the same sources are the same side.
+    named.sort(key=lambda one: (one[1].digest, one[1].global_ranks))
+    reports.sort(key=lambda report: (report.run.digest, report.run.global_ranks, report.step.number))
     recordings, notes = _each_once([recording for _, recording in named])
     values: dict[Key, Values] = dict(values_of([as_the_first(recordings[0], one) for one in recordings]))
     known = {(r.digest, tuple(r.global_ranks), step.number) for r in recordings for step in r.steps}

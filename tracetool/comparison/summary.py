@@ -30,6 +30,10 @@ def summary(done: Comparison) -> str:
     lines = chosen_lines(done)
     if not lines:
         return "nothing can be compared: the sides have no metric in common"
+    if done.apart and not done.allow_inconclusive:
+        # What closes the gate comes first; a figure of other work is no improvement.
+        of_step = [line for line in done.headlines if line.key.metric == "step_ns"]
+        return f"{done.apart[0]}; {_line_text(done, (of_step or lines)[0])}"
     sentences = [_line_text(done, line) for line in lines[:_MOST]]
     changed = [line for line in lines if line.verdict in ("regressed", "improved")]
     if len(changed) > _MOST:

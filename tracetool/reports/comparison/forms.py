@@ -17,6 +17,7 @@ from tracetool.comparison.job import typical_recordings
 from tracetool.comparison.summary import from_to, main_causes, signed, summary
 from tracetool.comparison.values import KNOWN, Key
 from tracetool.errors import ScenarioError, UnknownName
+from tracetool.model.notice import NoticeCode
 from tracetool.model.scenario import Scenario
 from tracetool.model.timeline import Op
 from tracetool.replays.evaluation import evaluate
@@ -157,7 +158,11 @@ def render_github(done: Comparison) -> bytes:
             notes.append((failing, line.key.text, f"{from_to(line)}: {_causes(done, line)}"))
         elif line.verdict == "regressed":
             notes.append(("warning", line.key.text, f"{from_to(line)}: {_causes(done, line)}"))
-    notes += [("warning", "tracetool compare", str(note)) for note in done.notes]
+    # Which pipeline of a job is compared is nothing to mend.
+    notes += [
+        ("notice" if note.code is NoticeCode.PIPELINES_LEFT_OUT else "warning", "tracetool compare", str(note))
+        for note in done.notes
+    ]
     return "".join(f"::{level} title={_property(title)}::{_message(text)}\n" for level, title, text in notes).encode()
 
 
