@@ -16,7 +16,7 @@ from msgspec import UNSET
 from tracetool.comparison.job import ChosenPipeline, Item, as_the_first, chosen_pipelines, is_waited_for
 from tracetool.comparison.reported import StepOf, figures_of, read_report, scenario_of, values_of_reports
 from tracetool.comparison.values import Key, Values, values_of
-from tracetool.errors import Option, ScenarioError
+from tracetool.errors import Option, ScenarioError, TraceToolError
 from tracetool.ingestion.recording import Recording, recording_of
 from tracetool.model.job import ALIKE_RATIO
 from tracetool.model.notice import Notice, NoticeCode, Notices, SubjectKind
@@ -240,7 +240,10 @@ def side_of(items: Sequence[tuple[str, Run | Path | Recording]], chosen: Sequenc
             recording = item
         else:
             number, longest = choice or (None, None)
-            recording = recording_of(item, pipeline=number, longest=longest)
+            try:
+                recording = recording_of(item, pipeline=number, longest=longest)
+            except TraceToolError as error:
+                raise type(error)(f"{name}: {error.message}", hint=error.hint) from error
         slow = slow_ranks(item) if isinstance(item, Run) else ()
         left_out += _left_out(name, recording, slow)
         version = SCHEMA_VERSION if isinstance(item, Recording) else str(item.manifest["schema_version"])

@@ -386,7 +386,7 @@ def _check_recorded(
             hint=f"name the traces of the missing ranks, too: no other rank of the same stage as {format_ranks(alone)} "
             "was recorded"
             if alone
-            else f"add the traces of the missing ranks, or copy them from other pipelines ({Option.COPY_MISSING.on})",
+            else f"add the traces of the missing ranks, or replay with copies of others ({Option.COPY_MISSING.on})",
         )
     silent = [rank for rank in group.ranks if kernels and rank not in kernels]
     if silent:
