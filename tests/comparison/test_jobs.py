@@ -6,6 +6,7 @@ What is slow is known, for ``made_job`` made it so; steps are those of its simul
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from fractions import Fraction
 from statistics import median
 from typing import TYPE_CHECKING, Any
@@ -269,3 +270,10 @@ def test_halves_of_a_job_that_have_no_rank_in_common_are_held_against_the_usual_
     )
     assert compare(even, slow).causes["step_ns"][0].name == "rank 7"
     assert compare(slow, even).causes["step_ns"][0].name == "rank 4 (base: 7)"
+
+
+def test_gradients_that_take_longer_to_reduce_are_no_matter_of_one_rank() -> None:
+    slower = replace(job(2, dp=2), reduce_ns=6_000_000)
+    done = compare(made(job(1, dp=2)), made(slower))
+    assert first_cause(done).name == "after the last backward on rank 0, as on all ranks"
+    assert float(first_cause(done).value) == pytest.approx(slower.reduce_ns - job(1).reduce_ns, rel=0.01)

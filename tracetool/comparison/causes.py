@@ -27,6 +27,8 @@ _ALIKE = 2.0
 """Kinds of action slow down alike if the most slowed one does so by no more than so many times the least slowed."""
 _LEAST_RATIO = 0.01
 """A rank counts as slower if all its kinds are by that much."""
+_AS_WELL = 0.5
+"""What ranks do after their last backwards changed on all of them if on each by that share of what one's did."""
 _BESIDE = 0.1
 """Actions run beside communication more, or less, from that much of their time on."""
 _MOVED = 0.5
@@ -174,8 +176,12 @@ def _change_words(sides: Sides, group: tuple[Part, ...]) -> _Words:
     if part.kind == "memory":
         return _memory_words(base, new, part)
     if part.kind == "tail":
-        before, after = (sum(p.duration_ns for p in side.ranks[part.rank].tail) for side in (base, new))
+        tails = [[sum(p.duration_ns for p in rank.tail) for rank in side.ranks] for side in (base, new)]
+        before, after = (of_ranks[part.rank] for of_ranks in tails)
+        changes = [there - here for here, there in zip(*tails, strict=True)]
         name = f"after the last backward on {_rank_name(base, new, part.rank)}"
+        if after != before and all(change / (after - before) >= _AS_WELL for change in changes):
+            name += ", as on all ranks"
         if unrecorded_ranks((*sides.base_recordings, *sides.new_recordings), part.rank):
             name += ", or waits there for ranks that were not recorded"
         return _Words("tail", name, _from_to(before, after))
@@ -221,7 +227,7 @@ def _holders_words(sides: Sides, position: int, changed: ChangedRanks | None) ->
     if not changed.ranks and changed.unrecorded_peers:
         return "rank", f"{name} or a peer of it that was not recorded", ""
     if not changed.ranks and sides.base.ranks[position].rank != sides.new.ranks[position].rank:
-        return "rank", name, "; neither changed by itself, but now that one is waited for"
+        return "rank", name, "; it is waited for now, and neither is known to have changed"
     if not changed.ranks:
         return "stage", stages, f"; as {name} has them"
     if changed.are_all:
