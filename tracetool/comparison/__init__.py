@@ -40,10 +40,13 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
 
     from tracetool.comparison.attribution import Attribution
+    from tracetool.comparison.job import ChangedRanks
     from tracetool.comparison.replayed import ReplayedOrder
     from tracetool.comparison.sides import Side
 
 Gate = Literal["tool", "workload"]
+_OF_ACTIONS = ("compute_ns", "bubble_ns", "bubble_ratio")
+"""What is made up of times of actions."""
 _FAR_OFF = 0.1
 """Share of the step by which replay may miss it before its causes are doubted; of recordings on GPUs it misses 1 %."""
 
@@ -210,6 +213,7 @@ def compare(
         notes += _slow_notes(base, new, is_judged=not other_places)
         ranks = base.recordings[0].global_ranks
         lines = tuple(_doubted(line, _other_ranks(sides, line, ranks, other_places)) for line in lines)
+        lines = _without_waits(sides, lines)
         causes, why = _causes(sides, lines, asked_of_both(base, new, [sides.base, sides.new]))
         notes += why
         subjects = {line.key.text: name for line in lines if (name := subject(sides, line.key))}
@@ -293,10 +297,33 @@ def _other_ranks(sides: Sides, line: Line, ranks: Sequence[int], places: Collect
         return "it may hold waits for ranks that one side alone has recorded" if len(missing) > 1 else None
     if line.key.metric != "action_ns":
         return None
-    place = sides.base.observed.shape.rank_of(int(line.key.scope[:-1]))
-    changed = changed_ranks(sides.base_recordings, sides.new_recordings, place, line.change_ratio or 0.0)
+    place, changed = _changed(sides, line)
     is_of_stage = changed is None or changed.are_all
     return None if place not in places or is_of_stage else "of other ranks than in the base, which set the step now"
+
+
+def _changed(sides: Sides, line: Line) -> tuple[int, ChangedRanks | None]:
+    """The place in the pipeline that runs an action, and whose kernels changed where it did."""
+    place = sides.base.observed.shape.rank_of(int(line.key.scope[:-1]))
+    recordings = sides.base_recordings, sides.new_recordings
+    return place, changed_ranks(*recordings, place, line.change_ratio or 0.0)
+
+
+def _without_waits(sides: Sides, lines: Sequence[Line]) -> tuple[Line, ...]:
+    """Lines of which those tell nothing that may have changed by waits for peers that were not recorded."""
+    waiting = set()
+    for line in lines:
+        if line.key.metric == "action_ns" and line.verdict in ("regressed", "improved"):
+            _, changed = _changed(sides, line)
+            if changed is not None and changed.unrecorded_peers and not changed.ranks:
+                waiting.add(line.key)
+    if waiting:
+        waiting |= set(map(Key, _OF_ACTIONS))
+    why = "it may hold waits for peers that were not recorded"
+    return tuple(
+        _doubted(line, why) if line.key in waiting and line.verdict in ("regressed", "improved") else line
+        for line in lines
+    )
 
 
 def _doubted(line: Line, why: str | None) -> Line:
