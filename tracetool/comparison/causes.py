@@ -26,7 +26,7 @@ CauseKind = Literal["rank", "stage", "link", "tail", "memory", "order", "everyth
 _ALIKE = 2.0
 """Kinds of action slow down alike if the most slowed one does so by no more than so many times the least slowed."""
 _LEAST_RATIO = 0.01
-"""A rank counts as slower if all its kinds are by that much."""
+"""A rank counts as slower if all its kinds are by that much, or all ranks after their last backwards."""
 _AS_WELL = 0.5
 """What ranks do after their last backwards changed on all of them if on each by that share of what one's did."""
 _BESIDE = 0.1
@@ -180,7 +180,8 @@ def _change_words(sides: Sides, group: tuple[Part, ...]) -> _Words:
         before, after = (of_ranks[part.rank] for of_ranks in tails)
         changes = [there - here for here, there in zip(*tails, strict=True)]
         name = f"after the last backward on {_rank_name(base, new, part.rank)}"
-        if after != before and all(change / (after - before) >= _AS_WELL for change in changes):
+        is_change = abs(after - before) > _LEAST_RATIO * before
+        if is_change and all(change / (after - before) >= _AS_WELL for change in changes):
             name += ", as on all ranks"
         if unrecorded_ranks((*sides.base_recordings, *sides.new_recordings), part.rank):
             name += ", or waits there for ranks that were not recorded"
