@@ -72,8 +72,8 @@ def _walks_trees(item: pytest.Item) -> bool:
 
 
 def pytest_sessionfinish() -> None:
-    """All that workers still hold goes with them: to look through it twice takes some seconds of each."""
-    gc.collect(1)
+    """Pytest looks twice for what was never closed, through all that workers still hold: once is enough."""
+    gc.collect()
     gc.freeze()
 
 

@@ -17,6 +17,7 @@ from helpers.made_job import MadeJob, simulate
 from helpers.made_traces import write_job
 from helpers.notices import texts
 from helpers.recorded import made
+from msgspec import UNSET
 
 from tracetool.cli import run as command
 from tracetool.comparison import compare as held_against
@@ -281,3 +282,16 @@ def test_gradients_that_take_longer_to_reduce_are_no_matter_of_one_rank() -> Non
     done = compare(made(job(1, dp=2)), made(slower))
     assert first_cause(done).name == "after the last backward on rank 0, as on all ranks"
     assert float(first_cause(done).value) == pytest.approx(slower.reduce_ns - job(1).reduce_ns, rel=0.01)
+
+
+def test_whether_a_named_pipeline_sets_the_step_is_not_known() -> None:
+    run = made(job(2, {3: 1.2}, dp=2))
+    jobs = [recording_of(run, pipeline=number).job for number in (0, None)]
+    assert [known.sets_step for known in jobs if known is not UNSET] == [None, True]
+
+
+def test_which_pipelines_there_are_is_asked_once_of_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also of a single one: it is kept with the Run."""
+    runs = made(job(1)), made(job(4))
+    monkeypatch.setattr("tracetool.reconstruction.job.sort_pipelines", None)
+    assert compare(*runs).failures == ()

@@ -99,7 +99,9 @@ class StageRanksRecord(msgspec.Struct, kw_only=True):
 class JobRecord(msgspec.Struct, kw_only=True):
     """What is known of all pipelines of a job, of which one is recorded here."""
 
-    sets_step: Annotated[bool, doc("Whether this pipeline takes as long as the slowest one that was recorded whole.")]
+    sets_step: Annotated[
+        bool | None, doc("Whether this pipeline takes as long as the slowest one that was recorded whole, if known.")
+    ]
     recorded: Annotated[list[int], doc("Numbers of the pipelines whose ranks were all recorded.")]
     unread: Annotated[dict[int, str], doc("By number of a pipeline that cannot be reconstructed, why.")]
     stages: Annotated[list[StageRanksRecord], doc("One per pipeline rank.")]
@@ -325,7 +327,7 @@ def _job_of(run: Run, number: int, longest: LongestPipelines | None) -> JobRecor
     if longest is None and not known.differ:
         longest = longest_pipelines(run)
     return JobRecord(
-        sets_step=longest is not None and number in longest.numbers,
+        sets_step=None if longest is None else number in longest.numbers,
         recorded=sorted(pipeline for pipeline, is_whole in recorded.items() if is_whole),
         unread={} if longest is None else dict(longest.unread),
         stages=[

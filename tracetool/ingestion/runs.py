@@ -144,7 +144,7 @@ def derive(run: Run) -> Run:
         run.keep(KEPT, _as_asked_again(reconstruction, surveyed, apart))
     tables["findings"] = rows_table("findings", account.findings)
     run.add(tables, {_ENTRY: entry})
-    if len(survey.pipelines) > 1:
+    if survey.pipelines:
         run.keep(KEPT_PIPELINES, sort_pipelines(run))
     return run
 

@@ -31,7 +31,7 @@ class ComparedInfo(msgspec.Struct, kw_only=True):
     """Which pipeline of a job is compared."""
 
     global_ranks: Annotated[list[int], doc("Its ranks, in pipeline order.")]
-    sets_step: Annotated[bool, doc("Whether it takes as long as the slowest that was recorded whole.")]
+    sets_step: Annotated[bool | None, doc("Whether it takes as long as the slowest that was recorded whole, if known.")]
     slow_rank: Annotated[
         int | None, doc("Of its ranks and those that share their layers, the one that stands out as slow; or none.")
     ]
