@@ -61,11 +61,12 @@ class EngineCase:
         return drawn
 
     def varying(self, compiled: Compiled, random: np.random.Generator) -> Int32s:
-        """Some classes, for their durations to differ from scenario to scenario."""
-        some = set(random.permutation(compiled.classes)[: int(random.integers(0, compiled.classes + 1))].tolist())
+        """Some classes, in any order, for their durations to differ from scenario to scenario."""
+        some = random.permutation(compiled.classes)[: int(random.integers(0, compiled.classes + 1))].tolist()
         for heads in _heads_by_link(compiled):
-            some |= set(heads) if some.intersection(heads) else set()
-        return np.array(sorted(some), np.int32)
+            if not set(heads).isdisjoint(some):
+                some += set(heads).difference(some)
+        return np.array(some, np.int32)
 
     def slowdown(self, compiled: Compiled, durations: Any, random: np.random.Generator) -> Slowdown:
         actions = len(compiled.graph.flow.actions)
