@@ -15,6 +15,7 @@ from msgspec.structs import replace
 
 from tracetool.comparison.reported import read_report
 from tracetool.model.job import ALIKE_RATIO
+from tracetool.reconstruction.capture.coordinates import read_coordinates
 from tracetool.reconstruction.job import longest_pipelines, sorted_pipelines
 from tracetool.store.run import Run
 
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 
     from tracetool.comparison.report import ReportInfo
     from tracetool.ingestion.recording import JobRecord, Recording, StageRanksRecord
+    from tracetool.reconstruction.capture.coordinates import Coordinates
     from tracetool.reconstruction.job import LongestPipelines
 
 Item = Run | Path
@@ -60,10 +62,15 @@ def chosen_pipelines(base: Sequence[Item], new: Sequence[Item]) -> list[list[Cho
     """
     runs = [item for item in (*base, *new) if isinstance(item, Run)]
     reports = [read_report(item) for item in (*base, *new) if isinstance(item, Path)]
-    whole = [_whole_pipelines(run) for run in runs]
+    seats = [read_coordinates(run) for run in runs]
+    whole = [_whole_pipelines(run, rows) for run, rows in zip(runs, seats, strict=True)]
     given = [{tuple(sorted(report.run.global_ranks))} for report in reports]
     common = _common([*map(set, whole), *given])
-    is_part = any(sorted_pipelines(run).left_out or _has_unrecorded(run) for run in runs) or any(map(_is_part, reports))
+    is_part = (
+        any(sorted_pipelines(run).left_out for run in runs)
+        or any(not row.recorded for rows in seats for row in rows)
+        or any(map(_is_part, reports))
+    )
     among = [common if is_part and common else set(own) for own in whole]
     longest = [longest_pipelines(run) for run in runs]
     of_those = [
@@ -88,22 +95,16 @@ def _common(pipelines: Sequence[set[tuple[int, ...]]]) -> set[tuple[int, ...]]:
     return set.intersection(*pipelines) if pipelines else set()
 
 
-def _has_unrecorded(run: Run) -> bool:
-    ((missing,),) = run.rows("SELECT count(*) FROM coordinates WHERE NOT recorded")
-    return bool(missing)
-
-
 def _is_part(report: ReportInfo) -> bool:
     """Whether a report is of less than a whole job: of a pipeline that was named, or recorded without others."""
     job = UNSET if report.recording is None else report.recording.job
     return job is UNSET or not job.sets_step or any(stage.unrecorded for stage in job.stages)
 
 
-def _whole_pipelines(run: Run) -> dict[tuple[int, ...], int]:
+def _whole_pipelines(run: Run, seats: Sequence[Coordinates]) -> dict[tuple[int, ...], int]:
     """Numbers of the pipelines that were recorded whole, by their ranks."""
     whole = {number for alike in sorted_pipelines(run).alike for number in alike.numbers}
-    rows = run.rows("SELECT list(rank ORDER BY rank), pipeline FROM coordinates GROUP BY pipeline ORDER BY pipeline")
-    return {tuple(ranks): number for ranks, number in rows if number in whole}
+    return {tuple(row.rank for row in seats if row.pipeline == number): number for number in sorted(whole)}
 
 
 class OutlyingRank(NamedTuple):

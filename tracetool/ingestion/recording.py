@@ -18,6 +18,7 @@ from tracetool.model.pipeline import P2P_MODES, ActionCost, Pipeline, RankProfil
 from tracetool.model.schedule import OBSERVED, schedule_from_orders
 from tracetool.model.timeline import measure
 from tracetool.reconstruction import record_steps
+from tracetool.reconstruction.capture.coordinates import read_coordinates
 from tracetool.reconstruction.job import longest_pipelines, sorted_pipelines
 from tracetool.store.place import RECORDING
 from tracetool.tables.fields import WithFigures, as_struct, doc, fields_of, per_rank
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from tracetool.reconstruction import Reconstruction
+    from tracetool.reconstruction.capture.coordinates import Coordinates
     from tracetool.reconstruction.job import LongestPipelines
     from tracetool.reconstruction.recorded_step import RecordedStep
     from tracetool.store.run import Run
@@ -269,7 +271,7 @@ def keep_recording(run: Run, reconstruction: Reconstruction) -> None:
     recording = make_recording(
         str(run.manifest.get("digest", "")),
         reconstruction.recorded_steps,
-        pipelines=len({c.pipeline for c in reconstruction.coordinates} - {None}) or 1,
+        pipelines=_pipelines(reconstruction.coordinates),
         complete_steps=sum(step.status == "complete" for step in reconstruction.steps),
         devices=_devices(run),
     )
@@ -294,33 +296,41 @@ def recording_of(
     first = longest.numbers[0] if longest is not None and longest.numbers else 0
     number = first if pipeline is None else pipeline
     kept = None if number or run.is_overlaid or most > MOST_STEPS else kept_recording(run)
+    seats = read_coordinates(run)
     if kept is None:
-        ((pipelines,),) = run.rows("SELECT count(DISTINCT pipeline) FROM coordinates")
         ((complete,),) = run.rows("SELECT count(*) FROM step_facts WHERE status = 'complete'")
         kept = make_recording(
             str(run.manifest.get("digest", "")),
             record_steps(run, pipeline=number, most=most),
-            pipelines=pipelines or 1,
+            pipelines=_pipelines(seats),
             complete_steps=complete or None,
             devices=_devices(run),
         )
-    return msgspec.structs.replace(kept, job=_job_of(run, number, longest))
+    return msgspec.structs.replace(kept, job=_job_of(run, seats, number, longest))
 
 
-def _job_of(run: Run, number: int, longest: LongestPipelines | None) -> JobRecord | UnsetType:
+def _pipelines(seats: Sequence[Coordinates]) -> int:
+    return len({seat.pipeline for seat in seats} - {None}) or 1
+
+
+def _job_of(
+    run: Run, seats: Sequence[Coordinates], number: int, longest: LongestPipelines | None
+) -> JobRecord | UnsetType:
     """What is known of the pipelines of a job, of which one is recorded; unset of a single one.
 
     Args:
         run: Its Run.
+        seats: Where its ranks sit.
         number: The pipeline that is recorded.
         longest: Those that set the step; None where nobody looked.
     """
     stages: dict[int, list[tuple[int, int | None, bool]]] = defaultdict(list)
     recorded: dict[int, bool] = {}
-    for rank, pipeline, place, replica, is_recorded in run.rows(_RANKS_SQL):
-        stages[place].append((rank, replica, is_recorded))
-        if pipeline is not None:
-            recorded[pipeline] = recorded.get(pipeline, True) and is_recorded
+    for seat in seats:
+        if seat.pp is not None:
+            stages[seat.pp].append((seat.rank, seat.dp, seat.recorded))
+            if seat.pipeline is not None:
+                recorded[seat.pipeline] = recorded.get(seat.pipeline, True) and seat.recorded
     if all(len(ranks) == 1 for ranks in stages.values()):
         return UNSET
     known = sorted_pipelines(run)
@@ -340,9 +350,6 @@ def _job_of(run: Run, number: int, longest: LongestPipelines | None) -> JobRecor
             for _, ranks in sorted(stages.items())
         ],
     )
-
-
-_RANKS_SQL = "SELECT rank, pipeline, pp, dp, recorded FROM coordinates WHERE pp IS NOT NULL ORDER BY rank"
 
 
 def _devices(run: Run) -> list[str]:

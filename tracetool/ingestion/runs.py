@@ -193,23 +193,26 @@ def keep_kinds(run: Run, *, jobs: int | None = None, executor: str | None = None
     numbers = [kind.first for kind in kinds.alike][1:]
     tasks = [KindTask(run.folder, run.name, first.pipeline.step, number) for number in numbers]
     if executor is not None:
-        on_cluster(_keep_kind, tasks, [1] * len(tasks), Silent(), executor)
+        on_cluster(_keep_kind_elsewhere, tasks, [1] * len(tasks), Silent(), executor)
         return
     tasks = tasks[:_MOST_KINDS]
     count = min(len(tasks), usable_cores() if jobs is None else jobs)
     if count > 1 and (jobs is not None or len(tasks) >= _WORTH_KINDS * count):
-        in_processes(_keep_kind, tasks, Silent(), count)
+        in_processes(_keep_kind_elsewhere, tasks, Silent(), count)
         return
     for task in tasks:
-        _keep_kind(task, lambda _count: None)
+        _keep_kind(task, run)
 
 
-def _keep_kind(task: KindTask, advance: Callable[[int], None]) -> None:
+def _keep_kind_elsewhere(task: KindTask, advance: Callable[[int], None]) -> None:
+    _keep_kind(task, Run(task.folder, name=task.run))
+    advance(1)
+
+
+def _keep_kind(task: KindTask, run: Run) -> None:
     """Reconstruct a pipeline, and keep it; why it cannot be is said when it is asked for."""
-    run = Run(task.folder, name=task.run)
     with suppress(ReconstructError, ScheduleError, MissingRank):
         run.keep(kept_kind(task.pipeline), reconstruct(run, step=task.step, pipeline=task.pipeline))
-    advance(1)
 
 
 def _as_asked_again(

@@ -11,6 +11,7 @@ from tracetool.model.job import ALIKE_RATIO, AS_LONG_RATIO, AlikePipelines, Sort
 from tracetool.model.timeline import measure
 from tracetool.reconstruction import Reconstruction, reconstruct
 from tracetool.reconstruction.actions.tails import meeting_of
+from tracetool.reconstruction.capture.coordinates import read_coordinates
 from tracetool.reconstruction.capture.process_groups import ProcessGroup
 
 if TYPE_CHECKING:
@@ -136,7 +137,7 @@ def slow_ranks(run: Run) -> list[SlowRank]:
     slower = sorted_pipelines(run).slow_ranks
     if not slower:
         return []
-    of_rank = dict(run.rows("SELECT rank, pipeline FROM coordinates"))
+    of_rank = {row.rank: row.pipeline for row in read_coordinates(run) if row.pipeline is not None}
     slow = (SlowRank(rank, of_rank[rank], ratio) for rank, ratio in slower.items())
     return sorted(slow, key=lambda one: (-one.slower_ratio, one.rank))
 

@@ -62,10 +62,7 @@ class RunWriter:
                 path.parent.mkdir(parents=True, exist_ok=True)
             self.folder = Path(tempfile.mkdtemp(prefix=f".{path.name}.", dir=path.parent if is_local(path) else None))
         except OSError as error:
-            raise StoreError(
-                f"could not write {path}: {error}.",
-                hint="name another place",
-            ) from error
+            raise StoreError(f"could not write {path}: {error}.", hint="name another place") from error
 
     def __enter__(self) -> Self:
         return self
@@ -336,7 +333,8 @@ class Run(Lens):
             for name, rows in tables.items():
                 write_part(folder, name, rows)
             _write_manifest(folder, self.manifest)
-        self.__dict__.pop("_views", None)
+        if self._is_held or self._objects is not None:
+            self.__dict__.pop("_views", None)  # other views read the files anew
 
     def keep(self, name: str, value: object) -> None:
         """Keep what was worked out of the traces beside the tables, for :meth:`kept` of this very code.

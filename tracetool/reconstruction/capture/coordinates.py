@@ -152,6 +152,15 @@ class Coordinates(NamedTuple):
     confidence: float
 
 
+def read_coordinates(run: Run) -> list[Coordinates]:
+    """The rows of a Run's table, in order of ranks.
+
+    Without a query: what asks nothing else of a Run need not open a database, which takes longer than all it asks.
+    """
+    rows = [Coordinates(**row) for row in run.table("coordinates").to_pylist()]
+    return sorted(rows, key=lambda row: row.rank)
+
+
 class _Dimension(NamedTuple):
     """What is known of one dimension."""
 

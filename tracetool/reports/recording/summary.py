@@ -9,7 +9,7 @@ from itertools import zip_longest
 from typing import TYPE_CHECKING, Annotated, Any, NotRequired, TypedDict, cast
 
 from tracetool.model.notice import NoticeCode
-from tracetool.reconstruction.capture.coordinates import Coordinates
+from tracetool.reconstruction.capture.coordinates import read_coordinates
 from tracetool.reconstruction.capture.stand_ins import find_stand_ins
 from tracetool.reconstruction.closeup.slowdown import gap_shares
 from tracetool.reconstruction.job import slow_ranks
@@ -269,8 +269,7 @@ def stand_ins_of(run: Run) -> list[StageStandIns]:
     """Who stands for ranks of a Run that were not recorded."""
     if not run.manifest["missing_ranks"]:
         return []
-    rows = run.records("SELECT * FROM coordinates ORDER BY rank")
-    return find_stand_ins(run, [Coordinates(**row) for row in rows])
+    return find_stand_ins(run, read_coordinates(run))
 
 
 def stand_in_lines(run: Run) -> list[str]:
@@ -328,7 +327,7 @@ def run_summary(run: Run) -> SummaryInfo:
         "memory_rows": counts.memory,
         "vendor_bubble": cast("list[VendorBubbleInfo]", run.records(_BUBBLES_SQL, {"step": step})),
         "findings": run.records("SELECT * FROM findings"),
-        "coordinates": run.records("SELECT * FROM coordinates ORDER BY rank"),
+        "coordinates": [row._asdict() for row in read_coordinates(run)],
         "step_facts": run.records("SELECT * FROM step_facts ORDER BY start_ns"),
         "pipeline": {
             "step": step,
