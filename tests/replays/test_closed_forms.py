@@ -108,7 +108,7 @@ def test_interleaved_window_over_free_transfers(p: int, v: int, mode: P2PMode) -
 
 
 @pytest.mark.parametrize(("p", "mode"), [(2, "per-edge"), (3, "grouped"), (8, "grouped")])
-def test_interleaved_stages_of_megatron_are_batched_where_it_allows_that(p: int, mode: P2PMode) -> None:
+def test_orders_of_megatron_are_batched_where_it_allows_that(p: int, mode: P2PMode) -> None:
     """Its ``arguments.py``: of two ranks, interleaved stages demand ``overlap_p2p_comm``."""
     plain = pipeline(p, 2 * p, 3, 5)
     waiting = replace(plain, stages=tuple(replace(s, launches={FORWARD: Launch(1, 1, 1, 1)}) for s in plain.stages))
@@ -116,6 +116,9 @@ def test_interleaved_stages_of_megatron_are_batched_where_it_allows_that(p: int,
     assert p2p_of(order, waiting, Scenario()) == mode
     assert p2p_of(order, plain, Scenario()) == "in-order"  # torch's runtime
     assert p2p_of(build_schedule("zb-h1", PipelineShape(p, 2 * p)), waiting, Scenario()) == "in-order"
+    # As data/megatron was measured: all forwards first, on two ranks, in batches.
+    gpipe = build_schedule("gpipe", PipelineShape(p, 2 * p))
+    assert (p2p_of(gpipe, waiting, Scenario()), p2p_of(gpipe, plain, Scenario())) == ("grouped", "in-order")
 
 
 @pytest.mark.parametrize("mode", P2P_MODES)

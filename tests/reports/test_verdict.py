@@ -108,6 +108,16 @@ def test_nothing_better_than_the_baseline() -> None:
     assert verdict(judged(("1f1b", 100, True, 0.04), hbm=False)).headline == "1f1b takes 100.0 ms ±4% a step"
 
 
+def test_an_order_that_differs_in_its_transfers_alone_is_named_as_that() -> None:
+    """Without extra forwards geopipe has 1F1B's order: what it gains beside a recording in batches is theirs."""
+    measured = synthetic.pipeline(2, 2, MS, MS)
+    (tuned,) = answer(synthetic.found(measured), ["geopipe"], extra_forwards=(0, 0)).results
+    (deeper,) = answer(synthetic.found(measured), ["geopipe"], extra_forwards=(1, 0)).results
+    judged_first = judged(("1f1b", 100, True, 0.04), hbm=False)
+    assert verdict(judged_first, tuned).headline.startswith("geopipe +0,0 (1f1b's order with in-order transfers) is ")
+    assert verdict(judged_first, deeper).headline.startswith("geopipe +1,0 is ")
+
+
 def test_the_observed_order_is_named_in_words() -> None:
     found = verdict(judged(("observed", 100, True, 0.04), ("zb-h1", 80, True, 0.04)))
     assert found.headline.endswith("less than the recorded order")

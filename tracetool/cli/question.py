@@ -65,7 +65,7 @@ _OPTIONS = (
     click.option(
         "--p2p",
         type=click.Choice(P2P_MODES),
-        help="How transfers are issued; default: as in the trace (in-order for all orders but 1f1b on a grouped or "
+        help="How transfers are issued; default: as in the trace (in-order for most orders but 1f1b on a grouped or "
         f"blocking one). posted-ahead takes {POSTED_AHEAD_NEEDS}.",
     ),
     click.option(

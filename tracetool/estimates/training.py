@@ -196,12 +196,10 @@ class OrderTraits(NamedTuple):
 
     Attributes:
         blocks: Whether they are meant for blocking transfers.
-        batched: Whether runtimes with such transfers run them in batches all the same.
         splits: Whether backwards run in halves.
     """
 
     blocks: bool
-    batched: bool
     splits: bool
 
 
@@ -214,7 +212,7 @@ def traits_of(name: str, chunks: int) -> OrderTraits:
     """
     small = order_of(name, 2, chunks, 8)
     splits = any(action.kind is ActionKind.BACKWARD_INPUT for order in small.orders for action in order)
-    return OrderTraits(small.blocking, small.batched, splits)
+    return OrderTraits(small.blocking, splits)
 
 
 Group = Literal["tp", "cp", "ep", "gradients", "expert_gradients"]

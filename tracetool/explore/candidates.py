@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from tracetool.errors import BadTopology, UnknownName
 from tracetool.estimates.seats import seats
-from tracetool.estimates.training import default_order, traits_of
+from tracetool.estimates.training import default_order, holds_up, traits_of
 from tracetool.explore.plan import JobPlan, overlap_refusal, pipelines_sharing
 from tracetool.network.placement import DIMENSIONS, Degrees, offsets
 from tracetool.schedules import REFERENCE_OF_CHUNKS, kind_of
@@ -257,8 +257,7 @@ def _extras(
 
 def _modes(name: str, chunks: int, modes: Sequence[P2PMode]) -> Iterator[P2PMode | None]:
     """Ways to issue messages that an order can have; None is its own."""
-    traits = traits_of(name, chunks)
-    blocking = traits.blocks or traits.batched
+    blocking = traits_of(name, chunks).blocks or holds_up(name, None)
     for mode in modes:
         if mode in ("grouped", "blocking") and not blocking:
             continue

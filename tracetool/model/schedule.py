@@ -107,7 +107,7 @@ class Schedule:
         extra_forwards: Warm-up forwards of each rank beyond 1F1B's, where the schedule has any.
         blocking: Whether the schedule is meant for transfers that block compute (1F1B in Megatron)
             or needs ones that do not.
-        batched: Whether a runtime that issues blocking batches runs it in them all the same (interleaved in Megatron).
+        batched: Whether a runtime whose hosts wait for each batch runs it in batches all the same (Megatron).
         overlaps: Per pipeline rank, the positions of actions that run as one with the action after them: a forward and
             a backward whose kernels overlap, torch's ``OVERLAP_F_B``. Empty if there are none on any rank.
         remark: How the order came about, where a search made it.

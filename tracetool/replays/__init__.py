@@ -51,15 +51,15 @@ def p2p_of(schedule: Schedule, pipeline: Pipeline, scenario: Scenario) -> P2PMod
 
     A schedule made for non-blocking transfers cannot run in the transfers of a ``grouped`` or ``blocking`` trace: its
     operations are issued one by one there, on the one communicator that the trace shows. Megatron, told by hosts that
-    wait for their devices, runs interleaved stages in batches as well; of two ranks it demands ``overlap_p2p_comm``,
-    for both neighbours are one rank whose messages a batch would mix up (its ``arguments.py``).
+    wait for their devices, runs orders without such needs in batches as well; interleaved stages of two ranks demand
+    ``overlap_p2p_comm``, for both neighbours are one rank whose messages a batch would mix up (its ``arguments.py``).
     """
     if scenario.p2p is not None:
         return scenario.p2p
     if pipeline.p2p not in BLOCKING or schedule.blocking:
         return pipeline.p2p
     if schedule.batched and pipeline.p2p == "grouped" and pipeline.hosts_wait:
-        return "grouped" if schedule.shape.ranks > 2 else "per-edge"
+        return "per-edge" if schedule.shape.ranks == 2 and schedule.shape.chunks > 1 else "grouped"
     return "in-order"
 
 

@@ -18,7 +18,8 @@ def build(shape: PipelineShape, _options: ScheduleOptions) -> Schedule:
     """All forwards first: a warm-up of m."""
     require_one_chunk("gpipe", shape)
     m = shape.microbatches
-    return Schedule("gpipe", shape, tuple(warm_up_then_alternate(r, m, m) for r in range(shape.ranks)), blocking=False)
+    orders = tuple(warm_up_then_alternate(r, m, m) for r in range(shape.ranks))
+    return Schedule("gpipe", shape, orders, blocking=False, batched=True)
 
 
 SCHEDULE = ScheduleKind(
