@@ -12,7 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tracetool.comparison.attribution import EVERYTHING, ORDER, Part, attribute
-from tracetool.comparison.causes import Sides, causes_of
+from tracetool.comparison.causes import causes_of
+from tracetool.comparison.comparable import Sides
 from tracetool.comparison.values import whole_contributions
 from tracetool.model.scenario import Scenario
 from tracetool.model.timeline import measure
@@ -44,7 +45,7 @@ def test_contributions_sum_to_the_change_exactly(base: Pipeline, new: Pipeline) 
     for name, of in found.items():
         assert sum(of.contributions.values()) == of.new - of.base
         observed = of.new - of.base + Fraction(7)
-        causes = causes_of(Sides(base, new, {}, {}), of, observed)
+        causes = causes_of(Sides(base, new, {}, {}, {}, {}), of, observed)
         assert sum(cause.value for cause in causes) == observed
         assert (causes[-1].kind, int(causes[-1].value)) == ("not replayed", 7)
         if not name.endswith("ratio"):
@@ -77,7 +78,7 @@ def test_another_order_is_one_part() -> None:
     new = synthetic.pipeline(2, 4, 10, 20, activation_bytes=5, static_bytes=100, p2p="in-order", schedule="gpipe")
     found = attribute(base, new)
     assert found["peak_hbm_bytes/rank0"].contributions == {ORDER: 2 * 5}
-    (cause, rest) = causes_of(Sides(base, new, {}, {}), found["peak_hbm_bytes"], Fraction(10))
+    (cause, rest) = causes_of(Sides(base, new, {}, {}, {}, {}), found["peak_hbm_bytes"], Fraction(10))
     assert (cause.name, cause.detail, int(rest.value)) == ("order", "1f1b → gpipe", 0)
 
 
@@ -88,7 +89,7 @@ def test_more_microbatches_are_part_of_the_order() -> None:
     # (m + p - 1) (F + B): 4 microbatches more.
     assert contributions[ORDER] == 4 * 30
     assert sum(contributions.values()) == 4 * 30
-    detail = causes_of(Sides(base, new, {}, {}), attribute(base, new)["window_ns"], None)[0].detail
+    detail = causes_of(Sides(base, new, {}, {}, {}, {}), attribute(base, new)["window_ns"], None)[0].detail
     assert "microbatches 4 → 8" in detail
 
 
@@ -96,7 +97,7 @@ def test_pipelines_of_other_ranks_have_no_parts_in_common() -> None:
     base, new = (synthetic.pipeline(p, 4, 10, 20) for p in (2, 3))
     found = attribute(base, new)["window_ns"]
     assert found.contributions == {EVERYTHING: (4 + 3 - 1) * 30 - (4 + 2 - 1) * 30}
-    assert "ranks 2 → 3" in causes_of(Sides(base, new, {}, {}), found, None)[0].detail
+    assert "ranks 2 → 3" in causes_of(Sides(base, new, {}, {}, {}, {}), found, None)[0].detail
 
 
 @pytest.mark.parametrize("moved", [[2], [1, 2]])
@@ -104,7 +105,7 @@ def test_microbatches_that_moved_are_named(moved: list[int]) -> None:
     base = synthetic.pipeline(2, 8, 10_000_000, 20_000_000)
     later = [30_000_000 if j in moved else 20_000_000 for j in range(8)]
     new = synthetic.pipeline(2, 8, 10_000_000, [[20_000_000] * 8, later])
-    (cause, _) = causes_of(Sides(base, new, {}, {}), attribute(base, new)["step_ns"], Fraction(0))
+    (cause, _) = causes_of(Sides(base, new, {}, {}, {}, {}), attribute(base, new)["step_ns"], Fraction(0))
     assert cause.name == "stage 1 B"
     named = "microbatch 2" if len(moved) == 1 else "microbatches 1-2"
     assert cause.detail.endswith(f"{named} by +10.0 ms")

@@ -161,9 +161,9 @@ def test_repeats_with_other_slow_ranks_are_one_side(slow: tuple[int, ...]) -> No
 
 @pytest.mark.parametrize("slow", [2, 3])
 def test_a_rank_whose_peer_was_not_recorded_is_named_with_that(slow: int) -> None:
-    """Of two ranks that share layers one was recorded: its kernels tell whether it is slow, or waits."""
+    """Of two ranks that share layers one was recorded: its kernels tell whether it is slow, or waits in a reduction."""
     done = compare(*(made(job(n, of, tp=2), ranks=(0, 2)) for n, of in ((1, {}), (2, {slow: 1.2}))))
-    named = {2: "rank 2", 3: "rank 2 or a peer of it that was not recorded"}
+    named = {2: "rank 2", 3: "allreduce of ranks 2-3 in stage 1, or waits there for ranks that were not recorded"}
     assert done.causes["step_ns"][0].name == named[slow]
     # The step is what it is; an action may be as long as before, and hold waits.
     assert (verdicts(done)["step_ns"], verdicts(done)["action_ns/1B"]) == (

@@ -11,14 +11,13 @@ from fractions import Fraction
 from typing import TYPE_CHECKING, Literal
 
 from tracetool.comparison.attribution import attribute
-from tracetool.comparison.causes import ChangeCause, Sides, causes_of, subject
+from tracetool.comparison.causes import ChangeCause, causes_of, subject
 from tracetool.comparison.comparable import (
     are_of_same_steps,
-    beside_ratios,
     comparable,
     other_figures,
     other_microbatches,
-    typical,
+    typical_sides,
 )
 from tracetool.comparison.job import (
     changed_ranks,
@@ -40,6 +39,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
 
     from tracetool.comparison.attribution import Attribution
+    from tracetool.comparison.comparable import Sides
     from tracetool.comparison.job import ChangedRanks
     from tracetool.comparison.replayed import ReplayedOrder
     from tracetool.comparison.sides import Side
@@ -207,7 +207,7 @@ def compare(
     two_orders = False
     other_places: Collection[int] = ()
     if base.recordings and new.recordings:
-        sides = _typical_sides(base, new)
+        sides = typical_sides(base, new)
         two_orders = len({(side.observed.orders, side.p2p) for side in (sides.base, sides.new)}) > 1
         other_places = places_of_others(base.recordings, new.recordings)
         notes += _slow_notes(base, new, is_judged=not other_places)
@@ -241,12 +241,6 @@ def compare(
         is_of_two_orders=two_orders,
         is_of_other_ranks=bool(other_places),
     )
-
-
-def _typical_sides(base: Side, new: Side) -> Sides:
-    """What causes are told from: of repeats in which other ranks are slow, those that are typical."""
-    before, after = (typical_recordings(side.recordings, side.values[Key("step_ns")].typical) for side in (base, new))
-    return Sides(typical(before), typical(after), beside_ratios(before), beside_ratios(after), before, after)
 
 
 def _slow_notes(base: Side, new: Side, *, is_judged: bool) -> list[Notice]:

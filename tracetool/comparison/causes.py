@@ -8,21 +8,23 @@ from statistics import fmean, median
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from tracetool.comparison.attribution import EVERYTHING, ORDER, Part
+from tracetool.comparison.awaited import awaited_change, ranks_recorded
 from tracetool.comparison.job import changed_ranks, unrecorded_ranks
 from tracetool.model.action import ActionKind
 from tracetool.schedules.names import recognise
 from tracetool.units import format_count, format_duration, format_ranges, format_ranks, format_size
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Sequence
 
     from tracetool.comparison.attribution import Attribution
+    from tracetool.comparison.awaited import AwaitedChange
+    from tracetool.comparison.comparable import Sides
     from tracetool.comparison.job import ChangedRanks
     from tracetool.comparison.values import Key
-    from tracetool.ingestion.recording import Recording
     from tracetool.model.pipeline import Pipeline, StageProfile
 
-CauseKind = Literal["rank", "stage", "link", "tail", "memory", "order", "everything", "not replayed"]
+CauseKind = Literal["rank", "stage", "collective", "link", "tail", "memory", "order", "everything", "not replayed"]
 _ALIKE = 2.0
 """Kinds of action slow down alike if the most slowed one does so by no more than so many times the least slowed."""
 _LEAST_RATIO = 0.01
@@ -56,26 +58,6 @@ class ChangeCause:
     ranks: tuple[int, ...] = ()
 
 
-class Sides(NamedTuple):
-    """What causes are told from.
-
-    Attributes:
-        base: Typical step of the base.
-        new: Typical step of the new side.
-        base_beside: Of the base, per stage and kind, the share of its actions' time beside communication kernels.
-        new_beside: Of the new side.
-        base_recordings: What the typical step of the base is of, which tells of the other ranks of a job.
-        new_recordings: Of the new side.
-    """
-
-    base: Pipeline
-    new: Pipeline
-    base_beside: Mapping[tuple[int, str], float]
-    new_beside: Mapping[tuple[int, str], float]
-    base_recordings: Sequence[Recording] = ()
-    new_recordings: Sequence[Recording] = ()
-
-
 _BEYOND = {
     False: "observed beyond what replay of the typical steps gives: hosts, waits, steps that vary",
     True: "replayed beyond what costs as they were recorded give: other slowdown beside communication, steps that vary",
@@ -95,7 +77,7 @@ def causes_of(
     """
     left = dict(attribution.contributions)
     causes = []
-    for group in _groups(sides.base, sides.new, list(left)):
+    for group in _groups(sides, list(left)):
         value = sum((left.pop(part) for part in group), Fraction(0))
         words = _change_words(sides, group)
         causes.append(ChangeCause(words.kind, words.name, value, words.detail, group, words.ranks))
@@ -114,18 +96,19 @@ def _place(base: Pipeline, cause: ChangeCause) -> tuple[int, str, str]:
     return _PLACES.index(kind), str(base.ranks[rank].rank if rank >= 0 else part.stage), part.action
 
 
-_PLACES = ("memory", "tail", "everything", "link", "order", "rank", "stage", "static memory")
+_PLACES = ("memory", "tail", "everything", "link", "order", "rank", "stage", "collective", "static memory")
 
 
-def _groups(base: Pipeline, new: Pipeline, parts: Sequence[Part]) -> Iterable[tuple[Part, ...]]:
-    """Parts that changed together: all computes of a rank that is slower, both directions of a link."""
-    left = list(parts)
+def _groups(sides: Sides, parts: Sequence[Part]) -> Iterable[tuple[Part, ...]]:
+    """Parts that changed together: computes of a rank that wait for one collective, or all of them; both directions."""
+    base, new, left = sides.base, sides.new, list(parts)
     shape = base.observed.shape
     if EVERYTHING not in left:
-        slow = {rank: group for rank in range(shape.ranks) if (group := _slow_rank(base, new, rank, left))}
-        for group in slow.values():
-            yield group
-            left = [part for part in left if part not in group]
+        for rank in range(shape.ranks):
+            for group in (*_awaiting(sides, rank, left), _slow_rank(base, new, rank, left)):
+                if group and set(group) <= set(left):
+                    yield group
+                    left = [part for part in left if part not in group]
         for stage in range(shape.stages - 1):
             both = tuple(p for p in (Part("link", stage, "F"), Part("link", stage + 1, "B")) if p in left)
             if len(both) == 2 and _alike_links(base, new, stage):
@@ -133,6 +116,18 @@ def _groups(base: Pipeline, new: Pipeline, parts: Sequence[Part]) -> Iterable[tu
                 left = [part for part in left if part not in both]
     for part in left:
         yield (part,)
+
+
+def _awaiting(sides: Sides, rank: int, left: Sequence[Part]) -> list[tuple[Part, ...]]:
+    """The computes of a rank by the collective for which they changed."""
+    stages = sides.base.observed.shape.stages_of(rank)
+    groups: dict[str, tuple[Part, ...]] = {}
+    for part in left:
+        if part.kind == "compute" and part.stage in stages:
+            change = _awaited(sides, (part,))
+            if change is not None and change.is_cause:
+                groups[change.name] = (*groups.get(change.name, ()), part)
+    return list(groups.values())
 
 
 def _slow_rank(base: Pipeline, new: Pipeline, rank: int, left: Sequence[Part]) -> tuple[Part, ...]:
@@ -191,7 +186,11 @@ def _change_words(sides: Sides, group: tuple[Part, ...]) -> _Words:
 
 def _compute_words(sides: Sides, group: tuple[Part, ...]) -> _Words:
     base, new, part = sides.base, sides.new, group[0]
+    awaited = _awaited(sides, group)
+    if awaited is not None and awaited.is_cause:
+        return _collective_words(group, awaited)
     beside, is_cause = _beside_words(sides, group)
+    beside += "" if awaited is None else f"; {awaited.name} {awaited.detail}"
     ratios = {p: _ratio(base.stages[p.stage], new.stages[p.stage], p.action) - 1 for p in group}
     position = base.observed.shape.rank_of(part.stage)
     changed = changed_ranks(sides.base_recordings, sides.new_recordings, position, fmean(ratios.values()))
@@ -210,6 +209,28 @@ def _compute_words(sides: Sides, group: tuple[Part, ...]) -> _Words:
     return _Words("stage", name, detail + _microbatches(before_stage, after_stage, action) + whose + beside, ranks)
 
 
+def _awaited(sides: Sides, group: tuple[Part, ...]) -> AwaitedChange | None:
+    """The collective that actions wait for longer, or less, as far as they changed so."""
+    before, after = (_means_ns(side, group) for side in (sides.base, sides.new))
+    changes = {action: ns - before[action] for action, ns in after.items()}
+    return awaited_change(sides.base_awaited, sides.new_awaited, changes, ranks_recorded(sides.new_recordings))
+
+
+def _means_ns(side: Pipeline, group: tuple[Part, ...]) -> dict[tuple[int, str], float]:
+    return {(p.stage, p.action): _mean_ns(side.stages[p.stage], ActionKind(p.action)) for p in group}
+
+
+def _collective_words(group: tuple[Part, ...], change: AwaitedChange) -> _Words:
+    name = f"{change.name} in {_stages_named(sorted({part.stage for part in group}))}"
+    name += f" {group[0].action}" if len(group) == 1 else ""
+    name += ", or waits there for ranks that were not recorded" if change.may_wait else ""
+    return _Words("collective", name, change.detail)
+
+
+def _stages_named(stages: Sequence[int]) -> str:
+    return f"stage{'' if len(stages) == 1 else 's'} {format_ranges(stages)}"
+
+
 def _listed(ranks: Sequence[int], changed: ChangedRanks) -> str:
     if not changed.are_all:
         return format_ranks(ranks)
@@ -224,7 +245,7 @@ def _holders_words(sides: Sides, position: int, changed: ChangedRanks | None) ->
     if changed is None:
         return "rank", name, ""
     listed = sides.base.observed.shape.stages_of(position)
-    stages = f"stage{'' if len(listed) == 1 else 's'} {format_ranges(listed)}"
+    stages = _stages_named(listed)
     if not changed.ranks and changed.unrecorded_peers:
         return "rank", f"{name} or a peer of it that was not recorded", ""
     if not changed.ranks and sides.base.ranks[position].rank != sides.new.ranks[position].rank:

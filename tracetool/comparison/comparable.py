@@ -9,9 +9,10 @@ from collections import Counter
 from dataclasses import replace
 from itertools import chain
 from statistics import median
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
-from tracetool.comparison.job import as_the_first
+from tracetool.comparison.awaited import awaited_by
+from tracetool.comparison.job import as_the_first, typical_recordings
 from tracetool.comparison.reported import differing
 from tracetool.comparison.sides import differences, work_of
 from tracetool.comparison.values import Key, Values
@@ -23,6 +24,7 @@ from tracetool.units import format_count, format_ranges
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
+    from tracetool.comparison.awaited import AwaitedBy
     from tracetool.comparison.sides import ReportedReplay, Side
     from tracetool.ingestion.recording import Recording
     from tracetool.model.action import ActionKind
@@ -235,7 +237,46 @@ def typical(recordings: Sequence[Recording]) -> Pipeline:
     )
 
 
-def beside_ratios(recordings: Sequence[Recording]) -> dict[tuple[int, str], float]:
+class Sides(NamedTuple):
+    """What causes are told from.
+
+    Attributes:
+        base: Typical step of the base.
+        new: Typical step of the new side.
+        base_beside: Of the base, per stage and kind, the share of its actions' time beside communication kernels.
+        new_beside: Of the new side.
+        base_awaited: Of the base, the collectives that actions of a stage and kind wait for, as far as that is known.
+        new_awaited: Of the new side.
+        base_recordings: What the typical step of the base is of, which tells of the other ranks of a job.
+        new_recordings: Of the new side.
+    """
+
+    base: Pipeline
+    new: Pipeline
+    base_beside: Mapping[tuple[int, str], float]
+    new_beside: Mapping[tuple[int, str], float]
+    base_awaited: AwaitedBy
+    new_awaited: AwaitedBy
+    base_recordings: Sequence[Recording] = ()
+    new_recordings: Sequence[Recording] = ()
+
+
+def typical_sides(base: Side, new: Side) -> Sides:
+    """What causes are told from: of repeats in which other ranks are slow, those that are typical."""
+    before, after = (typical_recordings(side.recordings, side.values[Key("step_ns")].typical) for side in (base, new))
+    return Sides(
+        base=typical(before),
+        new=typical(after),
+        base_beside=_beside_ratios(before),
+        new_beside=_beside_ratios(after),
+        base_awaited=awaited_by(before),
+        new_awaited=awaited_by(after),
+        base_recordings=before,
+        new_recordings=after,
+    )
+
+
+def _beside_ratios(recordings: Sequence[Recording]) -> dict[tuple[int, str], float]:
     """Per stage and kind, for which share of its actions' time a communication kernel ran beside them.
 
     Args:

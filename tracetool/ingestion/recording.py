@@ -39,6 +39,16 @@ MOST_STEPS = 8
 """So many steps are looked at where none are kept: as many as ingest keeps."""
 
 
+class CollectiveRecord(msgspec.Struct, kw_only=True):
+    """A collective that actions of a stage and kind wait for."""
+
+    operation: Annotated[str, doc("Its name, as the trace has it.")]
+    group_ranks: Annotated[list[int], doc("Global ranks of its group.")]
+    payload_bytes: Annotated[int | None, doc("Bytes of the whole tensor; null if unknown.")]
+    own_ns: Annotated[int, doc("Its median time, without waits for the last of those that were recorded.")]
+    count: Annotated[float, doc("How many of them an action waits for, on average.")]
+
+
 class ActionRecord(msgspec.Struct, kw_only=True):
     """Costs of one kind of action on one stage, in order of microbatch."""
 
@@ -49,6 +59,10 @@ class ActionRecord(msgspec.Struct, kw_only=True):
         list[int], doc("For how much of it a communication kernel ran beside its kernels; empty if not looked at.")
     ] = []
     kernels: Annotated[int | None, doc("Compute kernels of one: their median number; null if not looked at.")] = None
+    collectives: Annotated[
+        list[CollectiveRecord] | None,
+        doc("Those that its time holds, with no compute beside them; null if not looked at."),
+    ] = None
 
 
 class MessageRecord(msgspec.Struct, kw_only=True):
@@ -168,6 +182,10 @@ def _step(recorded: RecordedStep, order: int) -> StepRecord:
                 peak_bytes=_known([cost.peak_bytes for cost in costs]),
                 beside_ns=inside.beside_ns,
                 kernels=inside.kernels,
+                collectives=[
+                    as_struct(CollectiveRecord, use, group_ranks=list(use.group_ranks))
+                    for use in stage.collectives.get(kind, ())
+                ],
             )
         sent = moving[stage.stage]
         ways = (
