@@ -78,9 +78,14 @@ def one_by_one(measured: Pipeline, asked: Grid) -> int:
     return points
 
 
-@pytest.mark.parametrize("interference", [False, True])
-@pytest.mark.parametrize("jobs", [1, 2])
-@pytest.mark.parametrize(("m", "side"), [(4, 2), pytest.param(32, 50, marks=pytest.mark.large)])
+@pytest.mark.parametrize(
+    ("m", "side", "jobs", "interference"),
+    [
+        (4, 2, 1, False),
+        (4, 2, 2, True),
+        *(pytest.param(32, 50, jobs, on, marks=pytest.mark.large) for jobs in (1, 2) for on in (False, True)),
+    ],
+)
 def test_many_points(benchmark: BenchmarkFixture, m: int, side: int, jobs: int, *, interference: bool) -> None:
     pipe, asked = measured(m, interference=interference), grid(side)
     benchmark.group = f"{4 * side**2:,} points, interference {'on' if interference else 'off'}"
