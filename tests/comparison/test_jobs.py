@@ -79,10 +79,10 @@ def test_a_stage_that_is_slower_on_all_ranks_is_named_as_the_stage(sizes: dict[s
 
 
 def test_of_a_slower_stage_a_rank_is_named_that_stands_out() -> None:
-    even, slow = made(job(1, dp=2)), made(job(3, {2: 1.15, 3: 1.35}, dp=2))
+    even, slow = made(job(1, dp=2)), made(job(3, {2: 1.2, 3: 1.4}, dp=2))
     assert first_cause(compare(even, slow)).name == "stage 1 (all 2 ranks, rank 3 most)"
     # Held against a stage that was slow before, it alone changed.
-    before = made(job(2, {2: 1.15, 3: 1.15}, dp=2))
+    before = made(job(2, {2: 1.2, 3: 1.2}, dp=2))
     assert first_cause(compare(before, slow)).name == "rank 3"
 
 
@@ -251,7 +251,7 @@ def test_the_same_recordings_are_one_side_in_any_order() -> None:
 
 def test_of_a_job_whose_pipelines_are_alike_any_stands_for_that_with_the_slow_rank() -> None:
     """As a report holds it: the pipeline that sets the step of each, of the base by a hair."""
-    runs = made(job(1, dp=2)), made(job(2, {2: 1.2}, dp=2)), made(job(2, {3: 1.2}, dp=2))
+    runs = made(job(1, dp=2)), made(job(1, {2: 1.2}, dp=2)), made(job(2, {3: 1.2}, dp=2))
     regressed = {"step_ns", "action_ns/1F", "action_ns/1B"}
     for slow, run in zip((2, 3), runs[1:], strict=True):
         sides = recording_of(runs[0], pipeline=3 - slow), recording_of(run, pipeline=None)
@@ -261,7 +261,7 @@ def test_of_a_job_whose_pipelines_are_alike_any_stands_for_that_with_the_slow_ra
 
 
 def test_a_job_of_other_size_is_no_version_of_it(capsys: pytest.CaptureFixture[str]) -> None:
-    larger, smaller = made(job(1, dp=3)), made(job(2, dp=2))
+    larger, smaller = made(job(1, dp=3)), made(job(1, dp=2))
     assert "3 against 2 ranks per stage" in compare(larger, smaller).failures[0]
     out, _ = said(capsys, 1, larger.path, smaller.path)
     assert out.startswith("the sides did other work: 3 against 2 ranks per stage")

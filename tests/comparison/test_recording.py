@@ -9,9 +9,9 @@ import msgspec
 import numpy as np
 import pytest
 from helpers import synthetic
-from helpers.made_job import MadeJob
-from helpers.made_traces import write_job
+from helpers.made_job import MadeJob, simulate
 from helpers.notices import texts
+from helpers.recorded import made
 from helpers.thorough import spread
 from matplotlib.colors import to_hex
 
@@ -21,7 +21,6 @@ from tracetool.comparison.asked import compare as compare_runs
 from tracetool.comparison.sides import side_of
 from tracetool.comparison.values import Key
 from tracetool.ingestion.recording import Recording, make_recording, pipeline_of
-from tracetool.ingestion.runs import ingest
 from tracetool.model.notice import NoticeCode
 from tracetool.model.scenario import Scenario
 from tracetool.model.timeline import measure
@@ -38,6 +37,11 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from tracetool.model.pipeline import Pipeline
+
+
+def tensor_job(slow: dict[int, float] | None = None, **other: Any) -> MadeJob:
+    """Two ranks on each of two stages share layers; messages take next to nothing, for replay sends them in turn."""
+    return MadeJob(pp=2, tp=2, microbatches=2, layers=1, steps=6, move_ns=1000, slow=slow or {}, **other)
 
 
 def recorded(pipeline: Pipeline, digest: str = "x", steps: int = 1) -> Recording:
@@ -133,15 +137,14 @@ def test_changes_of_replays_have_causes_over_their_links(tmp_path: Path, schedul
 
 # Of the first pipeline no choice is needed.
 @spread("slow", [2, 3], [3])
-def test_of_pipelines_that_differ_that_with_the_slow_rank_is_compared(slow: int, tmp_path: Path) -> None:
-    """Two ranks on each of two stages share layers: of the peers that wait for the slow one none is blamed.
+def test_of_pipelines_that_differ_that_with_the_slow_rank_is_compared(slow: int) -> None:
+    """Of the peers that wait for the slow one none is blamed.
 
     The step is longer by what ``made_job``'s simulator says, and all of that is the slow rank's.
     """
-    # Messages that overlap on a stream are replayed one after the other: these take next to nothing.
-    jobs = [MadeJob(pp=2, tp=2, microbatches=4, layers=1, steps=2, move_ns=1000, slow=of) for of in ({}, {slow: 1.2})]
-    steps = [write_job(tmp_path / f"{number}", job).step_ns[0] for number, job in enumerate(jobs)]
-    base, new = (ingest(tmp_path / f"{number}", tmp_path / f"{number}.run") for number in range(2))
+    jobs = tensor_job(), tensor_job({slow: 1.2})
+    steps = [simulate(job).step_ns[0] for job in jobs]
+    base, new = map(made, jobs)
     done = compare_runs(base, new)
     (line,) = [line for line in done.lines if line.key.text == "step_ns"]
     assert (line.base, line.new) == tuple(steps)
@@ -157,16 +160,16 @@ def test_of_pipelines_that_differ_that_with_the_slow_rank_is_compared(slow: int,
 
 def test_reports_of_pipelines_that_differ_hold_that_with_the_slow_rank(tmp_path: Path) -> None:
     """Rank 3 is slow; of even pipelines, as those of the base, the first stands for all: rank 2 holds that stage."""
-    for name, slow in (("base", {}), ("new", {3: 1.2})):
-        write_job(tmp_path / name, MadeJob(pp=2, tp=2, microbatches=4, layers=1, steps=2, slow=slow))
-        assert command(["replay", str(tmp_path / name), "-q", "-o", str(tmp_path / f"{name}.json")]) == 0
+    runs = {"base": made(tensor_job()), "new": made(tensor_job({3: 1.2}))}
+    for name, run in runs.items():
+        assert command(["replay", str(run.path), "-q", "-o", str(tmp_path / f"{name}.json")]) == 0
     done = compare_runs(tmp_path / "base.json", tmp_path / "new.json")
     assert done.causes["step_ns"][0].name == "rank 3"
     # Ranks stand against those of the same place, by whose numbers they go.
     assert {line.key.rank for line in done.lines if line.key.rank is not None and line.new_count} == {0, 2}
     # A report holds the pipeline that sets its step; beside it a Run is told of by its own.
     for base, is_same in (("base.json", False), ("new.json", True)):
-        done = compare_runs(tmp_path / base, tmp_path / "new")
+        done = compare_runs(tmp_path / base, runs["new"])
         assert done.new.sources[0].global_ranks == (1, 3)
         assert ({line.verdict for line in done.lines} == {"unchanged"}) == is_same
     assert compare_runs(tmp_path / "new.json", tmp_path / "new.json").failures == ()
@@ -174,23 +177,19 @@ def test_reports_of_pipelines_that_differ_hold_that_with_the_slow_rank(tmp_path:
 
 # What the first pipeline is by its number, it is by its ranks, too.
 @spread("recorded", [(0, 2), (1, 3)], [(1, 3)])
-def test_a_pipeline_that_both_sides_have_whole_is_compared(recorded: tuple[int, ...], tmp_path: Path) -> None:
+def test_a_pipeline_that_both_sides_have_whole_is_compared(recorded: tuple[int, ...]) -> None:
     """Of one recording a part is as the whole, whoever is slow in the whole, and however pipelines are counted."""
-    job = MadeJob(pp=2, tp=2, microbatches=4, layers=1, steps=2, slow={3: 1.2})
-    simulated = write_job(tmp_path / "whole", job)
-    write_job(tmp_path / "part", job, simulated, ranks=recorded)
-    for sides in (("whole", "part"), ("part", "whole")):
-        done = compare_runs(*(tmp_path / side for side in sides))
+    whole, part = made(tensor_job({3: 1.2})), made(tensor_job({3: 1.2}), ranks=recorded)
+    for sides in ((whole, part), (part, whole)):
+        done = compare_runs(*sides)
         assert [side.sources[0].global_ranks for side in (done.base, done.new)] == [recorded] * 2
         assert not {"regressed", "improved"} & {line.verdict for line in done.lines}
 
 
 def test_tails_of_another_pipeline_are_outlined_on_both_sides(tmp_path: Path) -> None:
     """The optimizer takes 1 ms more on all ranks, and rank 3 of the new side's pipeline is slow: two tails change."""
-    for name, slow, optimizer_ns in (("base", {}, 500_000), ("new", {3: 1.2}, 1_500_000)):
-        job = MadeJob(pp=2, tp=2, microbatches=2, layers=1, steps=6, slow=slow, optimizer_ns=optimizer_ns)
-        write_job(tmp_path / name, job)
-        assert command(["replay", str(tmp_path / name), "-q", "-o", str(tmp_path / f"{name}.json")]) == 0
+    for name, job in (("base", tensor_job()), ("new", tensor_job({3: 1.2}, optimizer_ns=1_500_000))):
+        assert command(["replay", str(made(job).path), "-q", "-o", str(tmp_path / f"{name}.json")]) == 0
     done = compare_runs(tmp_path / "base.json", tmp_path / "new.json")
     changed = {line.key.text for line in done.lines if line.verdict == "regressed"}
     assert {"tail_ns/rank0", "tail_ns/rank2", "action_ns/1F", "action_ns/1B"} <= changed

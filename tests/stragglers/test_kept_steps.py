@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
+from pathlib import Path
+from shutil import copytree
 from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 from helpers.made_job import MadeJob
 from helpers.made_traces import write_job
+from helpers.recorded import made as made_once
 
 from tracetool import ingest, stragglers
 from tracetool.reconstruction.capture.survey import Survey
@@ -19,14 +22,16 @@ from tracetool.stragglers import find_stragglers
 if TYPE_CHECKING:
     from collections.abc import Callable
     from functools import cached_property
-    from pathlib import Path
+
+
+def job(pipelines: int) -> MadeJob:
+    return MadeJob(pp=2, dp=pipelines, microbatches=2, layers=1, steps=3, jitter_ratio=0.02, slow={3: 1.2})
 
 
 @pytest.fixture
 def made(tmp_path: Path) -> Run:
     """A Run of two pipelines and three steps that was not asked for stragglers."""
-    write_job(tmp_path / "traces", MadeJob(pp=2, dp=2, steps=3, jitter_ratio=0.02, slow={3: 1.2}))
-    return ingest(tmp_path / "traces", tmp_path / "x.run")
+    return Run(Path(copytree(made_once(job(2)).path, tmp_path / "x.run")))
 
 
 def refuse(*_given: object, **_named: object) -> Any:
@@ -99,7 +104,7 @@ def test_twice_the_pipelines_are_read_by_as_many_queries_of_kernels(
     monkeypatch.setattr(observed, "func", counted_timeline)
     monkeypatch.setattr(index, "func", counted_index)
     for pipelines in (2, 4):
-        write_job(tmp_path / f"{pipelines}", MadeJob(pp=2, dp=pipelines, steps=3))
+        write_job(tmp_path / f"{pipelines}", job(pipelines))
         run = ingest(tmp_path / f"{pipelines}", tmp_path / f"{pipelines}.run")
         asked.clear()
         assert len(find_stragglers(run).ranks) == pipelines
