@@ -15,7 +15,8 @@ import pytest
 from helpers.killed import Deadly, work_on
 from helpers.made_job import MadeJob
 from helpers.made_traces import write_job
-from helpers.recorded import SAMPLES, run_of
+from helpers.recorded import ROOT, SAMPLES, run_of
+from helpers.thorough import is_asked
 
 import tracetool as tt
 from tracetool.cli import run as command
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
 
     from tracetool.ingestion.reading import BatchOutcome
 
+FOUR_RANKS = ROOT / "tests" / "data" / "megatron-vpp2"
 TABLES = ("sources", "ranks", "groups", "steps", "events", "comms", "memory", "problems")
 
 
@@ -69,7 +71,7 @@ def test_worker_processes_write_the_same_run(tmp_path: Path) -> None:
 
 def test_a_failing_source_costs_the_other_workers_nothing(tmp_path: Path) -> None:
     (tmp_path / "rank9.json").write_text('{"schemaVersion": 1, "traceEvents": [', encoding="utf-8")
-    (tmp_path / "some.json").write_bytes((SAMPLES / "h100-1f1b" / "rank0.json.gz").read_bytes())
+    (tmp_path / "some.json").write_bytes((FOUR_RANKS / "rank0.json.gz").read_bytes())
     paths = [tmp_path / "some.json", tmp_path / "rank9.json"]
     run = ingest(paths, tmp_path / "x.run", options=IngestOptions(jobs=2))
     assert run.rows("SELECT rank, status FROM sources ORDER BY rank") == [(0, "read"), (9, "failed")]
@@ -87,10 +89,10 @@ def test_workers_are_limited_by_memory_cores_and_size(monkeypatch: pytest.Monkey
     for cores, memory, expected in ((8, 64 << 30, 4), (3, 64 << 30, 3), (8, 2 * room.WORKER_BYTES, 2)):
         monkeypatch.setattr(room, "usable_cores", lambda cores=cores: cores)
         monkeypatch.setattr(room, "available_memory_bytes", lambda memory=memory: memory)
-        ingest([SAMPLES / "h100-1f1b"], tmp_path / "x.run", force=True)
+        ingest([FOUR_RANKS], tmp_path / "x.run", force=True)
         assert seen.pop() == expected
     monkeypatch.setattr(room, "available_memory_bytes", lambda: 1)
-    ingest([SAMPLES / "h100-1f1b"], tmp_path / "x.run", force=True)
+    ingest([FOUR_RANKS], tmp_path / "x.run", force=True)
     assert not seen, "with little memory the sources are read one after the other"
 
 
@@ -151,7 +153,7 @@ def test_an_executor_that_is_not_there_is_named(
     pytest.importorskip("distributed")
     monkeypatch.setattr(executors, "_CONNECT_SECONDS", 0.2)
     target = tmp_path / "x.run"
-    assert command(["ingest", str(SAMPLES / "h100-1f1b"), "-o", str(target), "--executor", address]) == 2
+    assert command(["ingest", str(FOUR_RANKS), "-o", str(target), "--executor", address]) == 2
     assert says in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == []
 
@@ -177,12 +179,12 @@ def test_work_that_has_every_worker_killed_is_named(tmp_path: Path) -> None:
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    """Two workers, which have a cache of their own as those of another machine."""
+    """Workers that have a cache of their own as those of another machine: two, for one that is killed."""
     distributed = pytest.importorskip("distributed")
     cache = str(tmp_path_factory.mktemp("cache-of-workers"))
     with distributed.LocalCluster(
-        n_workers=2, threads_per_worker=1, processes=True, dashboard_address=None, host="127.0.0.1", protocol="tcp",
-        env={"TRACETOOL_CACHE": cache},
+        n_workers=2 if is_asked() else 1, threads_per_worker=1, processes=True, dashboard_address=None,
+        host="127.0.0.1", protocol="tcp", env={"TRACETOOL_CACHE": cache},
     ) as made:  # fmt: skip
         yield made
 
@@ -197,8 +199,8 @@ _of_dask = pytest.mark.filterwarnings("default")  # what Dask warns of is not ou
 @_of_dask
 def test_a_dask_cluster_writes_the_same_run_and_shows_whose_trace_is_read(cluster: Any, tmp_path: Path) -> None:
     options = IngestOptions(executor=_address(cluster))
-    run = ingest([SAMPLES / "h100-1f1b"], tmp_path / "x.run", options=options)
-    _same(run, run_of(SAMPLES / "h100-1f1b"))
+    run = ingest([FOUR_RANKS], tmp_path / "x.run", options=options)
+    _same(run, run_of(FOUR_RANKS))
     assert "rank 0 to rank 3: read" in cluster.scheduler.task_prefixes
     damaged = tmp_path / "rank0.json"
     damaged.write_text('{"schemaVersion": 1, "traceEvents": [{"ph": {"schemaVersion": 1', encoding="utf-8")
@@ -211,9 +213,9 @@ def test_a_dask_cluster_reads_and_writes_an_object_store(cluster: Any, tmp_path:
     """``local://`` is a store to fsspec, and one that all processes of this machine reach."""
     pytest.importorskip("upath")
     store = f"local://{tmp_path}"
-    shutil.copytree(SAMPLES / "h100-1f1b", tmp_path / "traces", ignore=shutil.ignore_patterns("*.md"))
+    shutil.copytree(FOUR_RANKS, tmp_path / "traces", ignore=shutil.ignore_patterns("*.md"))
     run = ingest([f"{store}/traces"], f"{store}/x.run", options=IngestOptions(executor=_address(cluster)))
-    here = run_of(SAMPLES / "h100-1f1b")
+    here = run_of(FOUR_RANKS)
     for table in EVERY:
         if table not in ("sources", "problems"):
             assert run.table(table).equals(here.table(table)), table
@@ -233,7 +235,7 @@ def test_workers_that_reach_another_folder_are_refused(
 
     monkeypatch.setattr(room, "replace", lambda task, **to: replace(task, **to | {"folder": elsewhere(to["folder"])}))
     with pytest.raises(IngestError, match="do not write to this machine's") as caught:
-        ingest([SAMPLES / "h100-1f1b"], tmp_path / "x.run", options=options)
+        ingest([FOUR_RANKS], tmp_path / "x.run", options=options)
     assert "object store" in str(caught.value.hint)
     assert list(tmp_path.iterdir()) == []
 
@@ -253,10 +255,10 @@ def test_a_worker_of_a_cluster_that_is_killed_costs_nothing(cluster: Any, tmp_pa
 
     killer = threading.Thread(target=kill)
     killer.start()
-    run = ingest([SAMPLES / "h100-1f1b"], tmp_path / "x.run", options=IngestOptions(executor=_address(cluster)))
+    run = ingest([FOUR_RANKS], tmp_path / "x.run", options=IngestOptions(executor=_address(cluster)))
     killer.join()
     assert killed
-    _same(run, run_of(SAMPLES / "h100-1f1b"))
+    _same(run, run_of(FOUR_RANKS))
 
 
 # Work that ends every process of this machine is named by default, and one killed worker of a cluster costs nothing

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import socket
 import time
 from pathlib import Path
@@ -101,7 +100,7 @@ def test_what_cannot_be_opened_fails_alone(tmp_path: Path, monkeypatch: pytest.M
 
 
 def test_a_run_in_a_folder_is_left_as_a_run(tmp_path: Path) -> None:
-    shutil.copytree(SAMPLE, tmp_path / "traces")
+    _write(tmp_path / "traces" / "a.json", 0)
     old = ingest([tmp_path / "traces"], tmp_path / "traces" / "old.run")
     again = ingest([tmp_path / "traces"], tmp_path / "new.run")
     assert again.rows("SELECT count(*) FROM events") == old.rows("SELECT count(*) FROM events")

@@ -7,7 +7,6 @@ rank, the rank in the arguments of the events.
 
 from __future__ import annotations
 
-import copy
 import gzip
 import json
 from functools import cache
@@ -16,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from helpers.recorded import SAMPLES, data
 from helpers.thorough import spread
+from msgspec.json import decode, encode
 
 from tracetool.errors import IngestError
 from tracetool.ingestion import discover, ingest
@@ -35,21 +35,21 @@ FIRST_US = 30_000
 
 
 @cache
-def _whole() -> list[Trace]:
+def _whole() -> list[bytes]:
     """The first part of the sample's step: enough messages to tell the ranks by."""
     traces = []
     for rank in range(4):
         text = gzip.decompress((SAMPLES / "h100-1f1b" / f"rank{rank}.json.gz").read_bytes())
-        trace = json.loads(text)
+        trace = decode(text)
         events = [e for e in trace["traceEvents"] if e.get("ph") in ("X", "M", "i")]
         begin = min(e["ts"] for e in events if e["ph"] == "X")
         trace["traceEvents"] = [e for e in events if e.get("ts", 0) < begin + FIRST_US]
-        traces.append(trace)
+        traces.append(encode(trace))
     return traces
 
 
-def _ranks() -> list[Trace]:
-    return copy.deepcopy(_whole())
+def _ranks(count: int = 4) -> list[Trace]:
+    return list(map(decode, _whole()[:count]))
 
 
 def _is_device(event: Event) -> bool:
@@ -191,7 +191,7 @@ def _one_process(device: Callable[[int], int]) -> Trace:
 
 def _several_devices() -> Trace:
     """One process that drives two devices: a model cut over both, each kernel launched once."""
-    (trace, *_) = _ranks()
+    (trace,) = _ranks(1)
     for number, event in enumerate(trace["traceEvents"]):
         if _is_device(event) and number % 2:
             event["pid"] = event["args"]["device"] = 1
@@ -209,7 +209,7 @@ def test_names_that_speak_of_ranks() -> None:
 
 def test_containers_whose_processes_have_numbers_of_devices_are_not_mixed_up(tmp_path: Path) -> None:
     """Process 1 of a container runs on device 0, process 0 on device 1: no kernel follows launches of its number."""
-    traces = _ranks()[:2]
+    traces = _ranks(2)
     for rank, trace in enumerate(traces):
         for event in trace["traceEvents"]:
             if _is_device(event):
@@ -247,7 +247,7 @@ def test_ranks_that_nothing_tells_apart_are_refused(form: str, tmp_path: Path) -
 
 def test_ranks_whose_numbers_nothing_tells_are_refused(tmp_path: Path) -> None:
     """Without any communication two processes may be any two ranks."""
-    trace = _merged(_ranks()[:2])
+    trace = _merged(_ranks(2))
     trace["traceEvents"] = [
         e for e in trace["traceEvents"] if "nccl" not in e["name"] and e["name"] != "record_param_comms"
     ]
@@ -260,7 +260,7 @@ def test_ranks_whose_numbers_nothing_tells_are_refused(tmp_path: Path) -> None:
 # Other ways of putting whole traces into a file.
 @spread("form", ["list", "object", "lines"], 1)
 def test_whole_traces_in_one_file_are_never_one_rank(form: str, tmp_path: Path) -> None:
-    traces = _ranks()[:2]
+    traces = _ranks(2)
     path = tmp_path / "merged.json"
     if form == "lines":
         path.write_text("\n".join(map(json.dumps, traces)))
@@ -291,7 +291,7 @@ def test_a_merged_file_beside_a_rank_it_holds_is_a_conflict(tmp_path: Path) -> N
 
 def test_a_capture_that_comes_again_later_is_of_one_rank(tmp_path: Path) -> None:
     """Two windows of one process, one behind the other: nothing in them happens at the same time."""
-    first, again = _ranks()[0], _ranks()[0]
+    (first,), (again,) = _ranks(1), _ranks(1)
     last = max(e["ts"] + e.get("dur", 0) for e in first["traceEvents"] if e["ph"] == "X")
     begin = min(e["ts"] for e in first["traceEvents"] if e["ph"] == "X")
     for event in again["traceEvents"]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections import defaultdict
 from statistics import median
 from typing import TYPE_CHECKING
@@ -21,6 +22,7 @@ def _runs(name: str) -> Iterator[tuple[str, list[int], list[int]]]:
     """Of every kernel (rank, stage, kind of action, which one of its like in it): class, runs alone, runs beside."""
     for rank, segments in rebuilt(name).segments.items():
         spans = _resident(h100(name), rank)
+        ends = [end for _, end in spans]
         runs: dict[tuple[object, ...], tuple[str, list[int], list[int]]] = {}
         for segment in segments:
             seen: dict[object, int] = defaultdict(int)
@@ -32,7 +34,11 @@ def _runs(name: str) -> Iterator[tuple[str, list[int], list[int]]]:
                 key = segment.stage, segment.kind, *like, seen[like]
                 _, alone, beside = runs.setdefault(key, (kernel_class(kernel.name, kernel.blocks, 132), [], []))
                 run_ns = kernel.end_ns - kernel.start_ns
-                within = sum(max(0, min(b, kernel.end_ns) - max(a, kernel.start_ns)) for a, b in spans)
+                within = 0
+                for a, b in spans[bisect_right(ends, kernel.start_ns) :]:
+                    if a >= kernel.end_ns:
+                        break
+                    within += min(b, kernel.end_ns) - max(a, kernel.start_ns)
                 if within == 0:
                     alone.append(run_ns)
                 elif within >= 0.95 * run_ns:
