@@ -87,9 +87,9 @@ def test_of_a_slower_stage_a_rank_is_named_that_stands_out() -> None:
 
 
 def test_of_a_stage_the_ranks_that_got_slower_are_named() -> None:
-    """Both ranks of one of two data-parallel places: two of the four that hold stage 1."""
-    done = compare(made(job(1, dp=2, tp=2)), made(job(2, {4: 1.2, 5: 1.2}, dp=2, tp=2)))
-    assert (first_cause(done).kind, first_cause(done).name, first_cause(done).ranks) == ("rank", "ranks 4-5", (4, 5))
+    """Two of the three that hold stage 1."""
+    done = compare(made(job(1, dp=3)), made(job(2, {3: 1.2, 4: 1.2}, dp=3)))
+    assert (first_cause(done).kind, first_cause(done).name, first_cause(done).ranks) == ("rank", "ranks 3-4", (3, 4))
 
 
 @pytest.mark.parametrize("sizes", PARALLEL)
