@@ -5,7 +5,7 @@ Results that show themselves: what draws them stands above them, and is loaded b
 
 from __future__ import annotations
 
-from functools import cached_property, partial
+from functools import cache, cached_property, partial
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
@@ -77,6 +77,7 @@ class Registry(Generic[T]):
         raise UnknownName(self._kind, name, self.names(), hint=self._hint and self._hint())
 
 
+@cache
 def _load(target: str) -> Any:
     module, _, attribute = target.partition(":")
     return getattr(import_module(module), attribute)

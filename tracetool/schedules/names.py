@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from difflib import SequenceMatcher
+from functools import lru_cache
 from hashlib import sha256
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -191,6 +192,8 @@ class Fit(NamedTuple):
     first: str | None
 
 
+# Of each plan of an exploration it is asked again, and as many schedules are built for it as have the shape.
+@lru_cache(maxsize=64)
 def recognise(observed: Schedule) -> Schedule | None:
     """The named schedule whose order on every rank equals the observed one, or None.
 
