@@ -41,7 +41,7 @@ latency = "1ms"
 price = "0.001 USD/GB"
 """
 DEARER = FLEET.replace("two regions", "one region").replace("36USD", "720USD").replace("10GB/s", "200GB/s")
-FEW = ["--try", "schedule=1f1b,zb-h1", "--leave", "microbatch,recompute,sharing,beside,cp,chunks"]
+FEW = ["--try", "schedule=1f1b,zb-h1", "--leave", "microbatch,recompute,sharing,beside,cp,chunks,p2p"]
 
 
 @pytest.fixture

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     import duckdb
 
 ONE = SAMPLES / "h100-1f1b"
-AHEAD_NS = {5: 40_000_000, 9: -3_000_000}
+AHEAD_NS = {5: 40_000_000, 6: -3_000_000}
 
 
 @pytest.fixture(scope="module")
@@ -47,10 +47,10 @@ def one(tmp_path_factory: pytest.TempPathFactory) -> Run:
 
 
 @pytest.fixture(scope="module")
-def three(tmp_path_factory: pytest.TempPathFactory) -> Run:
+def two(tmp_path_factory: pytest.TempPathFactory) -> Run:
     """With so few rows to a file that each holds those of four ranks, of some 7,700 events."""
-    folder = tmp_path_factory.mktemp("three")
-    traces = write_renumbered(ONE, folder / "traces", 3, clocks_ns=AHEAD_NS)
+    folder = tmp_path_factory.mktemp("two")
+    traces = write_renumbered(ONE, folder / "traces", 2, clocks_ns=AHEAD_NS)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(store, "_GROUP_ROWS", 28_000)
         return ingest([traces], folder / "x.run", complete=derive)
@@ -67,22 +67,22 @@ def _files(run: Run, table: str) -> list[str]:
 # By four as others, or each in one of its own, they are by default, too: above, and in every Run of a few ranks.
 @spread(
     ("most_rows", "expected"),
-    [(1 << 17, ["source-00000-00011"]), (1, [f"source-{number:05d}" for number in range(12)])],
+    [(1 << 17, ["source-00000-00007"]), (1, [f"source-{number:05d}" for number in range(8)])],
     1,
 )
 def test_small_ranks_share_files_and_rows_do_not_tell(
-    three: Run, most_rows: int, expected: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    two: Run, most_rows: int, expected: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Twelve ranks in a file per table, by four as others here, or each in one of its own, as Runs were once."""
+    """Eight ranks in a file per table, by four as others here, or each in one of its own, as Runs were once."""
     monkeypatch.setattr(store, "_GROUP_ROWS", most_rows)
-    run = ingest([three.path.parent / "traces"], tmp_path / "x.run")
+    run = ingest([two.path.parent / "traces"], tmp_path / "x.run")
     assert len(list(run.path.rglob("*.parquet"))) == len(TABLES) + len(IN_SOURCES) * (len(expected) - 1)
     monkeypatch.setattr(store_run, "_WORTH_FILES", 1)
     for table in IN_SOURCES:
-        assert _files(three, table) == ["source-00000-00003", "source-00004-00007", "source-00008-00011"]
+        assert _files(two, table) == ["source-00000-00003", "source-00004-00007"]
         assert _files(run, table) == expected
-        assert_same_tables({table: [run.table(table)]}, {table: [three.table(table)]})
-        of_some = [one.of_ranks([3, 4]).rows(f"SELECT * FROM {table} WHERE rank IN (3, 4)") for one in (run, three)]
+        assert_same_tables({table: [run.table(table)]}, {table: [two.table(table)]})
+        of_some = [one.of_ranks([3, 4]).rows(f"SELECT * FROM {table} WHERE rank IN (3, 4)") for one in (run, two)]
         assert of_some[0] == of_some[1] != []
 
 
@@ -96,16 +96,16 @@ def _measured(found: Reconstruction) -> list[Any]:
     ]  # fmt: skip
 
 
-# The others, if ranks were counted from either end.
-@spread("number", [0, 1, 2], [1])
-def test_each_of_equal_pipelines_is_the_one_that_was_recorded(one: Run, three: Run, number: int) -> None:
-    found = reconstruct(three, pipeline=number)
+# The first is the recorded one by its numbers, too.
+@spread("number", [0, 1], [1])
+def test_each_of_equal_pipelines_is_the_one_that_was_recorded(one: Run, two: Run, number: int) -> None:
+    found = reconstruct(two, pipeline=number)
     assert found.observed.global_ranks == tuple(range(4 * number, 4 * number + 4))
     assert _measured(found) == _measured(reconstruct(one))
 
 
-def test_clocks_that_were_set_apart_are_found(three: Run) -> None:
-    clocks = survey_run(three, Account()).clocks.by_rank
+def test_clocks_that_were_set_apart_are_found(two: Run) -> None:
+    clocks = survey_run(two, Account()).clocks.by_rank
     for rank, ahead in AHEAD_NS.items():
         alike = clocks[rank % 4].offset_ns or 0
         assert (clocks[rank].offset_ns or 0) + ahead == pytest.approx(alike, abs=60_000)
@@ -130,20 +130,20 @@ def _asked(run: Run, monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
 
 # How fast many ranks are is held by what a question opens by default (below), and by the benchmarks.
 @pytest.mark.thorough
-def test_three_pipelines_ask_no_more_queries_than_one(one: Run, three: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_two_pipelines_ask_no_more_queries_than_one(one: Run, two: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     """But two: what groups across pipelines are for, and which pipelines are alike."""
-    more = _asked(three, monkeypatch) - _asked(one, monkeypatch)
+    more = _asked(two, monkeypatch) - _asked(one, monkeypatch)
     assert sorted(text.split()[:3] for text in more.elements()) == [["WITH", "compute", "AS"], ["WITH", "placed", "AS"]]
 
 
-def test_a_question_of_one_pipeline_opens_the_files_of_its_ranks(three: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_question_of_one_pipeline_opens_the_files_of_its_ranks(two: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(store_run, "_WORTH_FILES", 1)
-    narrowed = Run(three.path).of_ranks(range(4, 8))
+    narrowed = Run(two.path).of_ranks(range(4, 8))
     for table in IN_SOURCES:
         assert re.findall(rf"/{table}/([^/]+)\.parquet", narrowed.sources[table]) == ["source-00004-00007"]
         ((rows,),) = narrowed.rows(f"SELECT count(*) FROM {table}")
-        assert rows == three.rows(f"SELECT count(*) FROM {table} WHERE rank BETWEEN 4 AND 7")[0][0] > 0
-    assert narrowed.count("ranks") == 12
+        assert rows == two.rows(f"SELECT count(*) FROM {table} WHERE rank BETWEEN 4 AND 7")[0][0] > 0
+    assert narrowed.count("ranks") == 8
     opened: list[str] = []
     before = store_query.files_source
 
@@ -152,7 +152,7 @@ def test_a_question_of_one_pipeline_opens_the_files_of_its_ranks(three: Run, mon
         return before(folder, names)
 
     monkeypatch.setattr(store_run, "files_source", recorded)
-    assert _measured(reconstruct(Run(three.path), pipeline=1)) == _measured(reconstruct(three, pipeline=1))
+    assert _measured(reconstruct(Run(two.path), pipeline=1)) == _measured(reconstruct(two, pipeline=1))
     assert {name for name in opened if name.startswith("events/")} == {"events/source-00004-00007.parquet"}
 
 
@@ -181,7 +181,7 @@ def test_who_a_trace_is_of_is_known_by_the_beginning_of_its_file(
     )
 
 
-def test_a_summary_goes_through_large_tables_once(three: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_summary_goes_through_large_tables_once(two: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     """But for what of collectives lies in actions, for which only files of the ranks that have actions are opened."""
     asked: list[tuple[Run, str]] = []
     before = Lens._asked
@@ -193,14 +193,14 @@ def test_a_summary_goes_through_large_tables_once(three: Run, monkeypatch: pytes
 
     monkeypatch.setattr(store_run, "_WORTH_FILES", 1)
     monkeypatch.setattr(Lens, "_asked", noted)
-    summary = run_summary(run := Run(three.path))
+    summary = run_summary(run := Run(two.path))
     of_all = Counter(re.findall(r"FROM (\w+)", "\n".join(sql for one, sql in asked if one is run)))
     assert [of_all[table] for table in ("events", "comms", "memory")] == [1, 1, 1]
     (narrowed,) = {id(one): one for one, sql in asked if "overlap_by_layer" in sql}.values()
     assert re.findall(r"/events/([^/]+)\.parquet", narrowed.sources["events"]) == ["source-00000-00003"]
-    assert summary["kernels"] == three.rows("SELECT count(*) FROM events WHERE category = 'kernel'")[0][0]
+    assert summary["kernels"] == two.rows("SELECT count(*) FROM events WHERE category = 'kernel'")[0][0]
     monkeypatch.setattr(store_run, "_WORTH_FILES", 1 << 20)
-    assert summary == run_summary(Run(three.path))
+    assert summary == run_summary(Run(two.path))
 
 
 def test_clocks_of_many_ranks_are_those_of_few(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -114,12 +114,13 @@ def test_absurd_facts_are_unknown(head: str, scanner: str, tmp_path: Path) -> No
     assert run.rows("SELECT count(*) FROM events") == [(1,)]
 
 
-@spread("tail", ["5", '{"a": 1}', f'["Out-of-range = {DIGITS}"]', "[[[]]]", "null", '"x"'])
+@spread("tail", ["5", '{"a": 1}', f'["Out-of-range = {DIGITS}"]', "[[[]]]", "null", '"x"'], ["5", "[[[]]]"])
 def test_absurd_remarks_are_passed_over(tail: str, scanner: str, tmp_path: Path) -> None:
     assert _run(tmp_path, tail=f', "INFO": {tail}').rows("SELECT count(*) FROM events") == [(1,)]
 
 
-@pytest.mark.parametrize("text", ["\\ud800", "a\\udc00b", "\\ud83d\\ud83d\\ude00"])
+# One half alone, of either kind, is the easier one.
+@spread("text", ["\\ud800", "a\\udc00b", "\\ud83d\\ud83d\\ude00"], ["a\\udc00b", "\\ud83d\\ud83d\\ude00"])
 def test_halves_of_surrogate_pairs_are_replaced(text: str, scanner: str, tmp_path: Path) -> None:
     run = _run(tmp_path, json.dumps(_event()).replace('"k"', f'"{text}"'))
     whole = text.replace("\\ud83d\\ude00", "😀").replace("\\ud83d", "\ufffd")
@@ -128,7 +129,7 @@ def test_halves_of_surrogate_pairs_are_replaced(text: str, scanner: str, tmp_pat
     assert run.manifest["sources"][0]["repaired"] == {"half surrogate pairs replaced": 1}
 
 
-@spread("args", ["[]", '"x"', "7", "true", "[{}]"])
+@spread("args", ["[]", '"x"', "7", "true", "[{}]"], ["7", "[{}]"])
 def test_arguments_that_are_no_object_cost_no_event(args: str, scanner: str, tmp_path: Path) -> None:
     event = json.dumps(_event(name="odd")).replace('{"stream": 7}', args)
     run = _run(tmp_path, event)

@@ -95,7 +95,7 @@ def test_interleaved_window_over_free_transfers(p: int, v: int, mode: P2PMode) -
 
     So do pipelines side by side, which share nothing here.
     """
-    for m, buffered in product((p, 2 * p, 5 * p), (False, True)):
+    for m, buffered in some(product((p, 2 * p, 5 * p), (False, True)), 4):
         stages = pipeline(p * v, m, 3, 5)
         measured = Pipeline(
             stages.stages, stages.ranks[:p], build_schedule("interleaved", PipelineShape(p, m, v)), "grouped", step=0,
