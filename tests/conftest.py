@@ -6,6 +6,7 @@ import gc
 import os
 import sys
 from importlib import import_module
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -25,6 +26,14 @@ if TYPE_CHECKING:
 # Where nothing compiled is kept, each of some hundred processes compiles the product anew, and each worker the tests.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
+
+# A Run is some fifty small files and folders: a disk takes about as long to make them as all that is computed of it.
+IN_MEMORY, ENOUGH_BYTES = Path("/dev/shm"), 4 << 30  # noqa: S108 - pytest makes a folder of its own in it
+if os.access(IN_MEMORY, os.W_OK):
+    room = os.statvfs(IN_MEMORY)
+    # Some tests build what they then run.
+    if room.f_bavail * room.f_frsize > ENOUGH_BYTES and not room.f_flag & os.ST_NOEXEC:
+        os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(IN_MEMORY))
 
 LEFT = pytest.StashKey[int]()
 
