@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import sys
+from functools import cached_property
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,7 +14,7 @@ import pytest
 from helpers import parsed
 from helpers.asked_once import answers_kept
 from helpers.browser import chromium
-from helpers.recorded import OWN_CACHE, derive_once, fetched_once, reconstruct_once, write_once
+from helpers.recorded import OWN_CACHE, derive_once, fetched_once, reconstruct_once, views_once, write_once
 from helpers.shared import FOLDER
 from helpers.thorough import ASKED, FIRST_EXAMPLES, drawn, is_asked
 from hypothesis import settings
@@ -131,6 +132,10 @@ def _read_and_reconstruct_once(_own_cache: None) -> Iterator[None]:
         patch.setattr(import_module("tracetool.ingestion.runs"), "derive", derive_once)
         lens = import_module("tracetool.store.query").Lens
         patch.setattr(lens, "_fetched", fetched_once(lens._fetched))
+        run = import_module("tracetool.store.run").Run
+        views = cached_property(views_once(run._views.func))
+        views.__set_name__(run, "_views")
+        patch.setattr(run, "_views", views)
         yield
 
 
