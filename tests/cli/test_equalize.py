@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any
 import jsonschema
 import pytest
 from helpers.made_job import MadeJob
-from helpers.made_traces import write_job
-from helpers.recorded import ROOT, SAMPLES, data
+from helpers.recorded import ROOT, SAMPLES, data, made
 
 from tracetool.cli import run
 
@@ -103,13 +102,13 @@ def test_what_does_not_go_with_it_is_refused(
     [
         # Ranks 1, 3, 5 and 7, the peers of these on each layer, were not recorded.
         (
-            MadeJob(pp=2, dp=2, tp=2, microbatches=4, layers=1, jitter_ratio=0.01, slow={2: 1.2}),
+            MadeJob(pp=2, dp=2, tp=2, microbatches=2, layers=1, jitter_ratio=0.01, slow={2: 1.2}),
             (0, 2, 4, 6),
             "peers of a slow rank look slow, too",
             "of microbatches alone",
         ),
         (
-            MadeJob(pp=2, dp=2, tp=2, microbatches=4, layers=1, jitter_ratio=0.01, slow={3: 1.2}),
+            MadeJob(pp=2, dp=2, tp=2, microbatches=2, layers=1, jitter_ratio=0.01, slow={3: 1.2}),
             range(8),
             "actions of rank 3 take",
             "peers of a slow rank",
@@ -128,13 +127,9 @@ def test_ranks_that_cannot_be_told_apart_are_not_blamed(
     recorded: Sequence[int],
     says: str,
     lacks: str,
-    tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    write_job(tmp_path / "traces", job, ranks=recorded)
-    assert run(["ingest", str(tmp_path / "traces"), "-o", str(tmp_path / "x.run"), "-q"]) == 0
-    capsys.readouterr()
-    assert run(["replay", str(tmp_path / "x.run"), "--equalize", "-q"]) == 0
+    assert run(["replay", str(made(job, ranks=recorded).path), "--equalize", "-q"]) == 0
     text = " ".join(capsys.readouterr().out.split())
     assert says in text
     assert lacks not in text

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from helpers.made_job import MadeJob
-from helpers.made_traces import write_job
-from helpers.recorded import SAMPLES, data, derived
+from helpers.recorded import SAMPLES, data, derived, made
 
 from tracetool.cli import run
 from tracetool.errors import Option
@@ -44,51 +43,48 @@ def test_messages_across_a_boundary_are_counted_each_way(capsys: pytest.CaptureF
     assert _facts(capsys, SAMPLE)["cross_dc"] is None
 
 
-def test_a_slow_rank_is_named_beside_the_figures_of_the_first_pipeline(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
+def test_a_slow_rank_is_named_beside_the_figures_of_the_first_pipeline(capsys: pytest.CaptureFixture[str]) -> None:
     """Rank 3 of pipeline 1 computes 1.2 times as long as rank 2, the optimizer aside: 24 ms of actions, 0.5 ms of it.
 
     In jobs of equal pipelines no rank is named.
     """
-    for name, slow in (("slow", {3: 1.2}), ("even", {})):
-        write_job(tmp_path / name, MadeJob(pp=2, dp=2, microbatches=4, layers=1, slow=slow))
-    facts = _facts(capsys, str(tmp_path / "slow"))
+    slow, even = (str(made(MadeJob(pp=2, dp=2, microbatches=4, layers=1, slow=of)).path) for of in ({3: 1.2}, {}))
+    facts = _facts(capsys, slow)
     (rank,) = facts["slow_ranks"]
     assert (rank["rank"], rank["pipeline"]) == (3, 1)
     assert rank["slower_ratio"] == pytest.approx(0.2 * 24 / 24.5)
-    assert run(["info", str(tmp_path / "slow"), "-q"]) == 0
+    assert run(["info", slow, "-q"]) == 0
     text = " ".join(capsys.readouterr().out.split())
     assert "of pipeline 0's" in text
     assert "slow: rank 3 (pipeline 1): its kernels take 19.6% longer than those of the other ranks of its stage" in text
-    assert _facts(capsys, str(tmp_path / "even"))["slow_ranks"] == []
-    assert run(["info", str(tmp_path / "even"), "-q"]) == 0
+    assert _facts(capsys, even)["slow_ranks"] == []
+    assert run(["info", even, "-q"]) == 0
     assert "slow:" not in capsys.readouterr().out
 
 
 def test_waits_for_a_slow_peer_are_no_gaps_of_the_host_and_unknown_ones_are_bounds(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     """Rank 1 is a half slower than its tensor-parallel peer, whose device has no gaps but those waits.
 
     Two all-reduces of 0.1 ms for each of 4 microbatches on two ranks of the first pipeline.
     """
     job = MadeJob(pp=2, tp=2, microbatches=4, layers=1, slow={1: 1.5, 3: 1.5})
-    simulated = write_job(tmp_path / "whole", job)
-    write_job(tmp_path / "part", job, simulated, ranks=[0, 2])
-    whole, part = (_facts(capsys, str(tmp_path / name))["exposed_collectives"][0] for name in ("whole", "part"))
+    paths = [str(made(job, ranks=ranks).path) for ranks in (None, (0, 2))]
+    told = [_facts(capsys, path) for path in paths]
+    whole, part = (facts["exposed_collectives"][0] for facts in told)
     assert (whole["own_ns"], whole["own_is_bound"]) == (2 * 2 * 4 * 100_000, False)
     assert (part["own_ns"], part["own_is_bound"]) == (part["duration_ns"], True)
     assert whole["duration_ns"] == part["duration_ns"] > 2 * whole["own_ns"]
-    gaps = _facts(capsys, str(tmp_path / "whole"))["host_gaps"]
+    gaps = told[0]["host_gaps"]
     assert {gap["kind"] for gap in gaps} == {"F", "B"}
     assert all(gap["gap_ratio"] < 0.01 for gap in gaps)
-    assert run(["replay", str(tmp_path / "whole"), "-q", "-v"]) == 0
+    assert run(["replay", paths[0], "-q", "-v"]) == 0
     text = " ".join(capsys.readouterr().out.split())
     assert "gaps between kernels" not in text
     assert "the host holds the device back" not in text
-    assert run(["explain", str(tmp_path / "whole")]) == 0
-    assert f"Next: tracetool replay {tmp_path / 'whole'} --equalize" in capsys.readouterr().out
+    assert run(["explain", paths[0]]) == 0
+    assert f"Next: tracetool replay {paths[0]} --equalize" in capsys.readouterr().out
 
 
 # By default the messages of one pipeline are counted (above), and those of an Ascend capture of two (below).
