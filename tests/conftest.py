@@ -14,6 +14,7 @@ import pytest
 from helpers import parsed
 from helpers.asked_once import answers_kept
 from helpers.browser import chromium
+from helpers.figures import figures_undrawn
 from helpers.recorded import OWN_CACHE, derive_once, fetched_once, reconstruct_once, views_once, write_once
 from helpers.shared import FOLDER
 from helpers.thorough import ASKED, FIRST_EXAMPLES, drawn, is_asked
@@ -144,6 +145,23 @@ def browser_() -> Iterator[Browser]:
     """To start one takes as long as to show some ten pages."""
     with chromium() as opened:
         yield opened
+
+
+@pytest.fixture
+def undrawn() -> Iterator[None]:
+    """Pictures are made, but not drawn."""
+    with figures_undrawn():
+        yield
+
+
+@pytest.fixture(scope="module")
+def coarse_knees(asked_once: None) -> Iterator[None]:
+    """Knees to a quarter octave: as many and as wide as those to 1/512 of one, which take most of a sweep's replays."""
+    bend = import_module("tracetool.sweeps.bend")
+    with pytest.MonkeyPatch.context() as patch, answers_kept("coarse knees"):
+        patch.setattr(bend._highest, "__defaults__", ((4,),))
+        patch.setattr(bend, "_PARTS", (4,))
+        yield
 
 
 @pytest.fixture(scope="module")

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
 import os
+import pkgutil
 import shutil
 import subprocess
 import sys
@@ -103,8 +105,21 @@ def test_every_exported_name_loads() -> None:
     assert set(tracetool.__all__) == set(dir(tracetool))
 
 
-def test_no_module_hides_a_verb() -> None:
+def _verbs() -> set[str]:
+    return {name for name in tracetool.__all__ if inspect.isfunction(getattr(tracetool, name))}
+
+
+def test_no_module_is_named_like_a_verb() -> None:
     """Python puts an imported module into its package, where one named like a verb would take the verb's place."""
+    rooms = {module.name for module in pkgutil.iter_modules(tracetool.__path__)}
+    assert len(rooms) > 20
+    assert len(_verbs()) > 10
+    assert rooms & _verbs() == set()
+
+
+# Modules that put something else into the package as they are imported are found here, by importing each.
+@pytest.mark.thorough
+def test_no_module_hides_a_verb() -> None:
     code = """
 import inspect, pkgutil, tracetool
 from importlib import import_module

@@ -36,7 +36,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 
 @pytest.fixture(scope="module")
-def tutorial() -> tuple[dict[str, Any], str]:
+def tutorial(coarse_knees: None) -> tuple[dict[str, Any], str]:
     """The names that the tutorial leaves behind, which examples go on with; and what failed in it."""
     text = doctest.DocTestParser().get_doctest(tt.__doc__ or "", {}, "tracetool", None, 0)
     failures = _failures(text)

@@ -71,22 +71,26 @@ def test_every_form_at_once(capsys: pytest.CaptureFixture[str], base: Path, slow
 
 def test_what_is_only_informational_fails_nowhere(capsys: pytest.CaptureFixture[str], base: Path, slower: Path) -> None:
     """Readers of JUnit fail on failures, and GitHub marks a step with error annotations as failed."""
+    outputs = [word for name in ("x.xml", "github:x.gh", "x.md", "x.json") for word in ("-o", name)]
     for limit in ((), ("--fail-on", "step_ns>+3%")):
-        both = (base, slower, *limit, "--informational", "--format")
-        suite = junitparser.JUnitXml.fromstring(said(capsys, 0, *both, "junit")[0].encode())
+        said(capsys, 0, base, slower, *limit, "--informational", "--force", *outputs)
+        junit, github, markdown, told = (
+            base.with_name(name).read_text(encoding="utf-8") for name in ("x.xml", "x.gh", "x.md", "x.json")
+        )
+        suite = junitparser.JUnitXml.fromstring(junit.encode())
         assert (suite.failures, suite.errors) == (0, 0)
         assert any("informational: " in (case.result[0].message or "") for case in next(iter(suite)) if case.result)
-        levels = [line.split()[0] for line in said(capsys, 0, *both, "github")[0].splitlines()]
+        levels = [line.split()[0] for line in github.splitlines()]
         assert levels[0] == "::warning"
         assert "::error" not in levels
-        markdown, _ = said(capsys, 0, *both, "markdown")
         assert "🟡 would fail (informational): " in markdown
         assert "🔴 fails" not in markdown
-        assert json.loads(said(capsys, 0, *both, "json")[0])["informational"]
+        assert json.loads(told)["informational"]
     allowed = (base, report(base.with_name("one.json"), (1.0,)), "--fail-on", "step_ns>+3%", "--allow-inconclusive")
-    suite = junitparser.JUnitXml.fromstring(said(capsys, 0, *allowed, "--format", "junit")[0].encode())
+    said(capsys, 0, *allowed, "--force", *outputs)
+    suite = junitparser.JUnitXml.fromstring((base.with_name("x.xml")).read_bytes())
     assert suite.failures == 0, "what is allowed to be inconclusive is no failure"
-    assert "::error" not in said(capsys, 0, *allowed, "--format", "github")[0]
+    assert "::error" not in base.with_name("x.gh").read_text(encoding="utf-8")
 
 
 def test_a_clean_comparison_has_cases_that_pass(capsys: pytest.CaptureFixture[str], base: Path) -> None:

@@ -41,9 +41,10 @@ latency = "1ms"
 """
 
 
-@pytest.fixture
-def words(tmp_path: Path) -> list[str]:
-    model, fleet = tmp_path / "model.toml", tmp_path / "fleet.toml"
+@pytest.fixture(scope="module")
+def words(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    folder = tmp_path_factory.mktemp("explored")
+    model, fleet = folder / "model.toml", folder / "fleet.toml"
     model.write_text(MODEL, encoding="utf-8")
     fleet.write_text(FLEET, encoding="utf-8")
     small = ["--fix", "tp=2", "--try", "schedule=1f1b,geopipe", "--leave", "recompute,microbatch,p2p,sharing"]
@@ -53,6 +54,7 @@ def words(tmp_path: Path) -> list[str]:
 FAILURES = ["--failure", "wan.bandwidth=10%@5%", "--failure", "dc1.speed=80%@1%"]
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_failures_and_how_to_launch(words: list[str], capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     page, data = (tmp_path / f"x.{suffix}" for suffix in ("html", "json"))
     assert run([*words, *FAILURES, "-v", "-o", str(page), "-o", str(data)]) == 0

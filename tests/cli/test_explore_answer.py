@@ -59,11 +59,12 @@ latency = "1ms"
 """
 
 
-@pytest.fixture
-def files(tmp_path: Path) -> list[str]:
-    (tmp_path / "model.toml").write_text(MODEL)
-    (tmp_path / "fleet.toml").write_text(FLEET)
-    return [str(tmp_path / "model.toml"), "--network", str(tmp_path / "fleet.toml")]
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    folder = tmp_path_factory.mktemp("explored")
+    (folder / "model.toml").write_text(MODEL)
+    (folder / "fleet.toml").write_text(FLEET)
+    return [str(folder / "model.toml"), "--network", str(folder / "fleet.toml")]
 
 
 FEW = ["--try", "schedule=1f1b,zb-h1", "--leave", "placement,microbatch,recompute,sharing"]
@@ -123,7 +124,7 @@ def test_a_fleet_that_is_too_small_is_said(
     files: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "fleet.toml").write_text(FLEET.replace("size = 8", "size = 6"))
-    assert run(["explore", *files]) == 2
+    assert run(["explore", *files[:2], str(tmp_path / "fleet.toml")]) == 2
     told = capsys.readouterr().err
     assert "the job has 8 devices" in told
     assert "make wan at least 8 devices large" in told
@@ -134,9 +135,9 @@ def test_a_measured_run_that_does_not_fit_on_the_fleet_stops_nothing(
 ) -> None:
     """Of two, the one of 8 devices tells the error; that of 16 is said to tell nothing."""
     run_of = '[[measured]]\nname = "{}"\nstep_s = 1.0\ntraining = {{data = {}}}\n'
-    with (tmp_path / "model.toml").open("a") as file:
-        file.write(run_of.format("here", 2) + run_of.format("too wide", 4))
-    asked = ["explore", *files, *FEW, "--leave", "tp,pp,dp"]
+    model = tmp_path / "model.toml"
+    model.write_text(MODEL + run_of.format("here", 2) + run_of.format("too wide", 4))
+    asked = ["explore", str(model), *files[1:], *FEW, "--leave", "tp,pp,dp"]
     assert run([*asked, "--json"]) == 0
     told = json.loads(capsys.readouterr().out)
     assert told["misfits"] == ["too wide"]

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING
 import click
 import pytest
 from helpers.made_job import MadeJob
-from helpers.made_traces import write_job
-from helpers.recorded import ROOT, SAMPLES, data
+from helpers.recorded import ROOT, SAMPLES, data, made
 from helpers.thorough import spread
 
 from tracetool.cli import cli, run
@@ -40,11 +39,10 @@ def test_the_map_of_data_centres_is_kept_in_the_next_command(capsys: pytest.Capt
     assert "cross-DC" in capsys.readouterr().out
 
 
-def test_copying_is_kept_in_the_next_command(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_copying_is_kept_in_the_next_command(capsys: pytest.CaptureFixture[str]) -> None:
     """Tensor parallel 2, pipeline 2, without rank 0: its pipeline can be replayed with a copy of rank 1."""
-    part = tmp_path / "part"
-    write_job(part, MadeJob(pp=2, tp=2, microbatches=4, layers=1), ranks=(1, 2, 3))
-    following = _next(capsys, "info", str(part))
+    part = made(MadeJob(pp=2, tp=2, microbatches=4, layers=1), ranks=(1, 2, 3))
+    following = _next(capsys, "info", str(part.path))
     assert "--copy-missing-ranks" in following
     assert run(following) == 0
     assert "copied from" in capsys.readouterr().out
@@ -53,16 +51,16 @@ def test_copying_is_kept_in_the_next_command(capsys: pytest.CaptureFixture[str],
 # Of two pipelines both lack the stage: where one would do for the other, the case below has it.
 @spread(("pp", "tp", "recorded"), [(4, 1, (0, 1, 3)), (2, 2, (0, 1))], 1)
 def test_copying_is_not_offered_where_no_rank_of_the_stage_was_recorded(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path, pp: int, tp: int, recorded: tuple[int, ...]
+    capsys: pytest.CaptureFixture[str], pp: int, tp: int, recorded: tuple[int, ...]
 ) -> None:
     """One pipeline without its third stage; two pipelines, both without their second one."""
-    write_job(tmp_path, MadeJob(pp=pp, tp=tp, microbatches=4, layers=1), ranks=recorded)
-    assert run(["info", str(tmp_path), "-v"]) == 0
+    part = str(made(MadeJob(pp=pp, tp=tp, microbatches=2, layers=1), ranks=recorded).path)
+    assert run(["info", part, "-v"]) == 0
     told = " ".join(capsys.readouterr().out.split())
     assert "--copy-missing-ranks" not in told
     assert "name the traces of the missing ranks, too: no other rank of the same stage as rank 2 was recorded" in told
-    assert run(_next(capsys, "info", str(tmp_path))) == 0
-    assert run(["replay", str(tmp_path)]) == 2
+    assert run(_next(capsys, "info", part)) == 0
+    assert run(["replay", part]) == 2
     assert "--copy-missing-ranks" not in capsys.readouterr().err
 
 

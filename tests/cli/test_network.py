@@ -105,6 +105,7 @@ def test_a_domain_that_holds_all_of_a_dc_ends_what_pays(capsys: pytest.CaptureFi
     assert "another border of each dc" in capsys.readouterr().err
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_a_job_from_shapes(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     """GPT-1T of the example: shares with their definition, what is silent, and the size of HB domains that pays."""
     schemas, picture = ROOT / "schemas", tmp_path / "t.png"

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 from helpers.comparing import QUIET_STEPS, report
 from helpers.made_job import MadeJob
-from helpers.made_traces import write_job
-from helpers.recorded import ROOT, SAMPLES, data
+from helpers.recorded import ROOT, SAMPLES, data, made
 from helpers.thorough import is_asked, spread
 
 from tracetool.cli import cli, run
@@ -20,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-pytestmark = pytest.mark.usefixtures("asked_once")
+pytestmark = pytest.mark.usefixtures("coarse_knees", "undrawn")
 
 H100, ASCEND, LABELLED = (str(SAMPLES / name) for name in ("h100-1f1b", "ascend-1f1b", "h100-1f1b-annotated"))
 FILES = [str(path) for path in sorted((SAMPLES / "h100-1f1b").glob("rank*"))]
@@ -142,11 +141,10 @@ def test_the_next_command_of_a_validation_runs(capsys: pytest.CaptureFixture[str
     _run(command, capsys)
 
 
-def test_copies_are_copied_on(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_copies_are_copied_on(capsys: pytest.CaptureFixture[str]) -> None:
     """Tensor parallel 2, pipeline 2, without rank 0."""
-    part = tmp_path / "part"
-    write_job(part, MadeJob(pp=2, tp=2, microbatches=4, layers=1), ranks=(1, 2, 3))
-    (command,) = _next_of(capsys, ["replay", str(part), "--copy-missing-ranks"])
+    part = made(MadeJob(pp=2, tp=2, microbatches=4, layers=1), ranks=(1, 2, 3))
+    (command,) = _next_of(capsys, ["replay", str(part.path), "--copy-missing-ranks"])
     assert "--copy-missing-ranks" in command
     _run(command, capsys)
 

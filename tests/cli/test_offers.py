@@ -23,7 +23,7 @@ from tracetool.whatif.depth import RELEVANT_RATIO
 if TYPE_CHECKING:
     from pathlib import Path
 
-pytestmark = pytest.mark.usefixtures("asked_once")
+pytestmark = pytest.mark.usefixtures("coarse_knees")
 
 SAMPLE = str(SAMPLES / "h100-1f1b")
 NAMES = ["--schedule", "1f1b,geopipe,zb-h1"]

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import jsonschema
 import pytest
 from helpers import synthetic
+from helpers.figures import figures_undrawn
 from helpers.recorded import ROOT, SAMPLES
 
 from tracetool.cli import run
@@ -39,8 +40,8 @@ def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def written(target: Path) -> tuple[str, str]:
-    """What the command prints as it writes the page."""
-    with redirect_stdout(StringIO()) as out, redirect_stderr(StringIO()) as err:
+    """What the command prints as it writes the page; its pictures are drawn in tests/reports/test_html."""
+    with redirect_stdout(StringIO()) as out, redirect_stderr(StringIO()) as err, figures_undrawn():
         assert run(["report", SAMPLE, *NAMES, *LINK, *LIMIT, "-o", str(target)]) == 0
     return out.getvalue(), err.getvalue()
 
@@ -73,7 +74,7 @@ def test_json_tells_the_file_and_its_size(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    # They take most of the time, and the page above has them.
+    # They take most of the time.
     monkeypatch.setattr("tracetool.reports.html.page.pictures", lambda *_: ())
     (tmp_path / "h100-1f1b.html").write_text("an earlier page", encoding="utf-8")
     assert run(["report", SAMPLE, "--schedule", "1f1b,gpipe", "--force", "--json"]) == 0

@@ -8,16 +8,13 @@ from itertools import pairwise, product
 from typing import TYPE_CHECKING
 
 import pytest
-from helpers.asked_once import answers_kept
 from helpers.recorded import ROOT, SAMPLES, data, looked_at, run_of
 from helpers.thorough import is_asked, some, spread
 
 from tracetool.cli import run
 from tracetool.errors import TraceToolError
-from tracetool.sweeps import bend
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from pathlib import Path
 
 pytestmark = pytest.mark.usefixtures("asked_once")
@@ -57,7 +54,7 @@ WIDTHS = [
 
 
 # Other widths show the same answers: what is too long by a line that is broken at one of them only is found there.
-@pytest.mark.usefixtures("_coarse_knees")
+@pytest.mark.usefixtures("coarse_knees")
 @spread(("name", "columns"), WIDTHS, [(name, 80) for name in COMMANDS if name in ANSWERS])
 def test_an_answer_is_one_screen(
     name: str, columns: int, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
@@ -160,16 +157,7 @@ _STYLE = re.compile(r"\x1b\[[0-9;]*m")
 _UNIT = re.compile(r"\s*(ns|us|ms|s|%|GiB|MiB|KiB|Gbit/s)( |$)")
 
 
-@pytest.fixture(scope="module")
-def _coarse_knees(asked_once: None) -> Iterator[None]:
-    """Knees to a quarter octave: as wide on a screen as those to 1/512 of one, and fewer replays."""
-    with pytest.MonkeyPatch.context() as patch, answers_kept("coarse knees"):
-        patch.setattr(bend._highest, "__defaults__", ((4,),))
-        patch.setattr(bend, "_PARTS", (4,))
-        yield
-
-
-@pytest.mark.usefixtures("_coarse_knees")
+@pytest.mark.usefixtures("coarse_knees")
 # The other recordings have ranks, units, notes and lacks of their own in the same answers: what is too wide by one of
 # those is seen there alone. This is memory alone; screens of pipelines are those above.
 @spread("name", ["h100-1f1b", "ascend-1f1b", *OWN, *SHARED], ("snapshot",))

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-pytestmark = pytest.mark.usefixtures("asked_once")
+pytestmark = pytest.mark.usefixtures("coarse_knees")
 
 SAMPLE = str(SAMPLES / "h100-1f1b")
 TWO = ["--schedule", "1f1b,geopipe"]

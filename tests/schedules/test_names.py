@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 
 import pytest
-from helpers.parsed import modules
+from helpers.parsed import nodes
 
 from tracetool.errors import UnknownName
 from tracetool.model.schedule import OBSERVED
@@ -76,9 +76,9 @@ def test_nothing_outside_the_library_spells_a_schedules_name() -> None:
     names = frozenset(SCHEDULES.names())
     spelled = {
         (str(path), node.value)
-        for path, tree in modules().items()
+        for path, every in nodes().items()
         if "schedules/library" not in str(path) and "studies" not in str(path)
-        for node in ast.walk(tree)
+        for node in every
         if isinstance(node, ast.Constant) and node.value in names
     }
     registry = {("schedules/__init__.py", name) for name in names}

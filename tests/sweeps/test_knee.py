@@ -133,7 +133,7 @@ def test_a_fixed_link_that_is_in_the_way_hides_nothing_of_the_others() -> None:
 @spread("schedule", ["1f1b", "geopipe"], ["geopipe"])
 def test_the_bandwidth_alone_is_that_of_the_whole_knee(schedule: str) -> None:
     """With a memory limit that lets the warm-up of geopipe grow, and one that does not."""
-    pipe = pipeline(4, 16, FORWARD, BACKWARD, payload_bytes=PAYLOAD, activation_bytes=ACTIVATION, static_bytes=0)
+    pipe = pipeline(4, 8, FORWARD, BACKWARD, payload_bytes=PAYLOAD, activation_bytes=ACTIVATION, static_bytes=0)
     grid = Grid(
         (schedule,), dcs=(Topology(("a", "a", "b", "b")),), p2p=("posted-ahead",), bandwidths_bytes_per_s=(10**9,),
         latencies_ns=(3_000 * US, 20_000 * US), hbm_bytes=(5 * ACTIVATION, 80 * ACTIVATION),

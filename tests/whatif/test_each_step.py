@@ -7,12 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from helpers.made_job import MadeJob
-from helpers.made_traces import write_job
-from helpers.recorded import data, derived, h100
+from helpers.recorded import data, derived, h100, made
 from helpers.thorough import some, spread
 
 from tracetool.cli import run
-from tracetool.ingestion import ingest
 from tracetool.model.scenario import Scenario
 from tracetool.model.timeline import measure
 from tracetool.model.topology import Topology
@@ -24,30 +22,37 @@ from tracetool.schedules import build_schedule
 from tracetool.whatif.variation import predict_each_step
 
 if TYPE_CHECKING:
-    from pathlib import Path
+    from collections.abc import Callable
 
     from tracetool.store.run import Run
 
 FIGURES = ("step_ns", "window_ns", "bubble_ns", "bubble_ratio", "cross_dc_bubble_ns")
 
 
-def _made(folder: Path) -> Run:
-    write_job(folder / "traces", MadeJob(pp=4, microbatches=4, steps=2, layers=2, jitter_ratio=0.03, seed=1))
-    return ingest([folder / "traces"], folder / "x.run")
+JOB = MadeJob(pp=2, microbatches=4, steps=2, layers=2, jitter_ratio=0.03, seed=1)
 
 
 # Halves of backwards and slowdowns, too, are those of a recorded step.
 @spread(
-    ("made", "schedules", "numbers"), [(True, "geopipe,interleaved", (0, 1)), (False, "geopipe,zb-h1,zb-v", (1, 2))], 1
+    ("recorded", "schedules", "extra", "numbers"),
+    [
+        (lambda: made(JOB), "geopipe,interleaved", "1,0", (0, 1)),
+        (lambda: derived(data("h100-pp4", "traces", "rt1f1b_m8")), "geopipe,zb-h1,zb-v", "2,2,0,0", (1, 2)),
+    ],
+    1,
+    ids=lambda value: value if isinstance(value, str) else "",
 )
 def test_what_is_replayed_by_each_step_is_what_a_look_at_it_gives(
-    made: bool, schedules: str, numbers: tuple[int, int], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    recorded: Callable[[], Run],
+    schedules: str,
+    extra: str,
+    numbers: tuple[int, int],
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     """Re-cut stages are those of the step."""
-    recording = _made(tmp_path) if made else derived(data("h100-pp4", "traces", "rt1f1b_m8"))
     asked = [
-        "replay", str(recording.path), "--schedule", schedules, "--extra-forwards", "2,2,0,0",
-        "--dc", "0-1,2-3", "--link", "dc0-dc1=25Gbit/s,10ms", "--json",
+        "replay", str(recorded().path), "--schedule", schedules, "--extra-forwards", extra,
+        "--dc", "0,1" if extra == "1,0" else "0-1,2-3", "--link", "dc0-dc1=25Gbit/s,10ms", "--json",
     ]  # fmt: skip
 
     def answered(*more: str) -> list[dict[str, Any]]:
