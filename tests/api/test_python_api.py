@@ -135,15 +135,24 @@ def test_a_grid_as_text_sweeps_what_the_command_sweeps(capsys: pytest.CaptureFix
             assert points[key].to_list() == [point[key] for point in told]
 
 
-def test_the_tables_of_results_are_those_declared_and_those_that_the_docstring_names() -> None:
+SMALL = """
+model = {name = "small", layers = 8, hidden = 1024, heads = 16, vocabulary = 32000, fused_attention = true}
+training = {sequence = 2048, microbatches = 4, pipeline = 2, data = 2}
+device = {name = "A100", peak_tflops = 312, hbm = "80GB", efficiency = "70%"}
+"""
+
+
+def test_the_tables_of_results_are_those_declared_and_those_that_the_docstring_names(tmp_path: Path) -> None:
     for kind, tables in TABLES_OF.items():
         named = re.search(rf"^ +{kind}  +(.*)$", tt.to_arrow.__doc__ or "", re.MULTILINE)
         assert named is not None
         assert named[1].split(", ") == [table.name for table in tables]
     why = tt.explain(_found(), "1f1b", _answer().scenario)
-    models = ROOT / "schemas" / "models" / "korthikanti.toml", ROOT / "schemas" / "networks" / "a100.toml"
-    estimated = tt.estimate(*models, fit="22B selective")
-    on_network = tt.traffic(*models, fit="22B selective", sizes=(8,))
+    small = tmp_path / "small.toml"
+    small.write_text(SMALL, encoding="utf-8")
+    models = small, ROOT / "schemas" / "networks" / "a100.toml"
+    estimated = tt.estimate(*models)
+    on_network = tt.traffic(*models, sizes=(8,))
     made_by = {
         "an Answer": tt.to_arrow(_answer()), "an Explanation": tt.to_arrow(why),
         "an Estimated": tt.to_arrow(estimated), "an OnNetwork": tt.to_arrow(on_network),

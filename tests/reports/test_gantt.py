@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import subprocess
 import sys
 from dataclasses import replace
@@ -11,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
-from helpers.drawn import laid_out, with_idles
+from helpers.drawn import figure_of, texts_of, with_idles
 from helpers.thorough import spread
 from matplotlib import style
 from matplotlib.path import Path
@@ -29,7 +28,7 @@ from tracetool.reports import RunFacts
 from tracetool.reports.gantt import cells
 from tracetool.reports.gantt import picture as gantt
 from tracetool.reports.gantt.picture import REPORT, render_gantt
-from tracetool.reports.picture import STYLE
+from tracetool.reports.picture import RED, STYLE
 from tracetool.schedules import build_schedule
 from tracetool.whatif.answer import answer
 
@@ -183,12 +182,12 @@ def test_without_dcs_there_are_no_links() -> None:
 def test_shortage_is_said_in_red() -> None:
     drawn = picture_of(hbm_bytes=10 * GIB)
     assert drawn.results[0].feasible is False
-    svg = render_gantt(drawn, format="svg").decode()
-    said = re.findall(r"<text style=\"([^\"]*)\"[^>]*>(Does not fit[^<]*)<", svg)
-    assert [text for _, text in said] == [
+    shown = figure_of(lambda: gantt.gantt_figure(drawn)).findobj(Text)
+    said = [text for text in shown if isinstance(text, Text) and text.get_text().startswith("Does not fit")]
+    assert [text.get_text() for text in said] == [
         f"Does not fit the HBM limit of 10.00 GiB: rank 0 lacks {short:.2f} GiB" for short in (2, 4)
     ]
-    assert all("#b00020" in style for style, _ in said)
+    assert {text.get_color() for text in said} == {RED}
 
 
 def test_what_fits_is_not_called_short() -> None:
@@ -269,7 +268,7 @@ def test_causes_that_occur_are_hatched_and_summed() -> None:
     # The other panels' causes are not known.
     assert [t for t in found if t.startswith("idle:")] == ["idle: fill", "idle: cross-DC latency"]
     assert found.count("idle (bubble)") == 1
-    panel = laid_out(lambda: gantt.gantt_figure(told)).axes[2]
+    panel = figure_of(lambda: gantt.gantt_figure(told)).axes[2]
     hatched = {patch.get_hatch(): rectangles(patch) for patch in panel.patches if patch.get_hatch()}
     # Intervals that touch are one rectangle.
     assert hatched == {Cause.FILL.look.hatch: 1, Cause.CROSS_DC_LATENCY.look.hatch: 1}
@@ -292,7 +291,7 @@ def test_collectives_over_links_are_in_their_lanes() -> None:
     reconstructed = Reconstruction(tied, replace(alone.timeline, name="observed"), {}, {}, ())
     told = answer(reconstructed, ["1f1b"], Scenario(topology=TWO_DCS))
     window = told.results[0].metrics.window_ns / MS
-    panel = laid_out(lambda: gantt.gantt_figure(told)).axes[1]
+    panel = figure_of(lambda: gantt.gantt_figure(told)).axes[1]
 
     def spans(colour: str) -> set[tuple[float, float]]:
         boxes = [
@@ -316,7 +315,8 @@ def test_a_dollar_in_a_name_is_no_formula() -> None:
 
 
 def test_rows_of_a_narrow_picture_keep_their_texts() -> None:
-    wide, narrow = words(), render_gantt(picture_of(), format="svg", width_in=4.5).decode()
+    wide, narrow = words(), figure_of(lambda: gantt.gantt_figure(picture_of(), width_in=4.5))
+    found = [text.get_text() for text in texts_of(narrow)]
     for rank in range(RANKS):
-        assert narrow.count(f">rank {rank}<") == wide.count(f"rank {rank}")
-    assert 'width="324pt"' in narrow
+        assert found.count(f"rank {rank}") == wide.count(f"rank {rank}") == 3
+    assert narrow.get_figwidth() == 4.5

@@ -6,7 +6,7 @@ from dataclasses import replace
 from itertools import pairwise
 
 import pytest
-from helpers.drawn import GIB, MS, laid_out, points_of, texts_of, what_if
+from helpers.drawn import GIB, MS, figure_of, points_of, texts_of, what_if
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -58,13 +58,13 @@ def test_memory_beyond_allocations_counts() -> None:
     worst = worst_of(panels_of(told, told.results[0])[0])
     assert worst is not None
     assert (worst.rank, worst.needed_bytes - worst.peak_bytes) == (3, 3 * GIB)
-    labels = [text.get_text() for text in texts_of(laid_out(lambda: gantt_figure(told)))]
+    labels = [text.get_text() for text in texts_of(figure_of(lambda: gantt_figure(told)))]
     assert "As recorded: rank 3, peak 8.75 GiB, occupied 11.75 GiB (○)" in labels
 
 
 @pytest.mark.parametrize(("hbm", "words"), [(12, "HBM limit\n12.00 GiB"), (80, "HBM limit\n80.00 GiB\n(above)")])
 def test_limit_is_drawn_to_scale_or_named(hbm: int, words: str) -> None:
-    figure = laid_out(lambda: gantt_figure(what_if(4, 8, [2, 2], hbm_bytes=hbm * GIB, causes=False)))
+    figure = figure_of(lambda: gantt_figure(what_if(4, 8, [2, 2], hbm_bytes=hbm * GIB, causes=False)))
     assert words in [text.get_text() for text in texts_of(figure)]
     lines = [line for line in figure.axes[-1].lines if [y for _, y in points_of(line)] == [hbm, hbm]]
     assert len(lines) == (hbm == 12)

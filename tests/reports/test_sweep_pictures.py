@@ -15,6 +15,7 @@ from helpers.drawn import (
     GIB,
     MS,
     bend,
+    figure_of,
     laid_out,
     log_range,
     pipeline,
@@ -72,14 +73,14 @@ def test_equal_sweeps_give_equal_bytes(name: PictureFormat) -> None:
 
 def test_lines_run_through_the_steps() -> None:
     sweep = over_bandwidth()
-    axes = laid_out(lambda: sweep_lines_figure(sweep)).axes[0]
+    axes = figure_of(lambda: sweep_lines_figure(sweep)).axes[0]
     drawn = {(round(x), round(y, 6)) for line in axes.lines if len(points_of(line)) == 2 for x, y in points_of(line)}
     steps = {(p.bandwidth_bytes_per_s, p.step_ns) for p in sweep.points}
     assert drawn == {(round((b or 0) / GBIT), round((step or 0) / MS, 6)) for b, step in steps}
 
 
 def test_both_figures_get_a_panel_each() -> None:
-    figure = laid_out(lambda: sweep_lines_figure(over_both()))
+    figure = figure_of(lambda: sweep_lines_figure(over_both()))
     assert [axes.get_xlabel() for axes in figure.axes] == [
         "cross-DC bandwidth (Gbit/s)",
         "one-way cross-DC latency (ms)",
@@ -89,14 +90,14 @@ def test_both_figures_get_a_panel_each() -> None:
 def test_a_few_latencies_are_panels_on_one_axis() -> None:
     """Each panel has the steps of its latency; one scale of steps, so that panels are read side by side."""
     sweep = swept(pipeline(4, 8), BANDWIDTHS, FEW)
-    figure = laid_out(lambda: sweep_figure(sweep))
+    figure = figure_of(lambda: sweep_figure(sweep))
     assert [axes.get_title(loc="left") for axes in figure.axes] == [f"latency {ns / MS:.1f} ms" for ns in FEW]
     assert len({axes.get_ylim() for axes in figure.axes}) == 1
     for axes, latency in zip(figure.axes, FEW, strict=True):
         drawn = {round(y, 6) for line in axes.lines if len(points_of(line)) == 2 for _, y in points_of(line)}
         assert drawn == {round((p.step_ns or 0) / MS, 6) for p in sweep.points if p.latency_ns == latency}
     across = swept(pipeline(4, 8), BANDWIDTHS[:2], LATENCIES)
-    figure = laid_out(lambda: sweep_figure(across))
+    figure = figure_of(lambda: sweep_figure(across))
     assert [axes.get_title(loc="left") for axes in figure.axes] == ["5 Gbit/s", "10 Gbit/s"]
 
 
@@ -148,7 +149,7 @@ def test_the_map_marks_the_knee_of_what_is_best_there() -> None:
     at = BANDWIDTHS[2]
     other = next(name for name in ("1f1b", "gpipe", "geopipe") if name != best[at, latency])
     knees = [bend(best[at, latency], at, at_latency_ns=latency), bend(other, at, at_latency_ns=latency)]
-    figure = laid_out(lambda: sweep_map_figure(sweep_of(sweep.points, knees)))
+    figure = figure_of(lambda: sweep_map_figure(sweep_of(sweep.points, knees)))
     (mark,) = [line for line in figure.axes[0].lines if line.get_marker() == "D"]
     ((x, y),) = points_of(mark)
     assert x == pytest.approx(2.5)
@@ -187,7 +188,7 @@ def test_scenarios_are_bars_as_long_as_their_steps() -> None:
 
 
 def test_bubble_ratio_instead_of_the_step() -> None:
-    figure = laid_out(lambda: sweep_lines_figure(over_bandwidth(), "bubble_ratio"))
+    figure = figure_of(lambda: sweep_lines_figure(over_bandwidth(), "bubble_ratio"))
     assert figure.axes[0].get_ylabel() == "bubble"
     top = max(y for line in figure.axes[0].lines for _, y in points_of(line))
     assert top == pytest.approx(max(p.bubble_ratio or 0 for p in over_bandwidth().points))
@@ -198,7 +199,7 @@ def test_knee_lies_on_its_line() -> None:
     sweep = over_bandwidth()
     knee = bend("1f1b", round(BANDWIDTHS[1] * 2**0.5), at_latency_ns=16 * MS)
     other = replace(knee, at_latency_ns=4 * MS, bandwidth_bytes_per_s=BANDWIDTHS[3])
-    figure = laid_out(lambda: sweep_lines_figure(sweep_of(sweep.points, [other, knee])))
+    figure = figure_of(lambda: sweep_lines_figure(sweep_of(sweep.points, [other, knee])))
     marks = [line for line in figure.axes[0].lines if line.get_marker() == "D" and line.get_markersize() == 8]
     steps = [p.step_ns or 0 for p in sweep.points if p.schedule == "1f1b"]
     assert len(marks) == 1
@@ -210,7 +211,7 @@ def test_what_does_not_fit_is_dashed_and_where_nothing_fits_is_hatched() -> None
     """1F1B needs 10.25 GiB here, geopipe with two forwards more 11.25, gpipe 12.25."""
     for hbm, dashed, hatched in ((13, 0, False), (11, 2, False), (9, 3, True)):
         sweep = over_bandwidth(hbm * GIB)
-        figure = laid_out(lambda sweep=sweep: sweep_lines_figure(sweep))  # type: ignore[misc]
+        figure = figure_of(lambda sweep=sweep: sweep_lines_figure(sweep))  # type: ignore[misc]
         styles = [line.is_dashed() for line in figure.axes[0].lines if len(points_of(line)) == 2]
         assert styles.count(True) == dashed * (len(BANDWIDTHS) - 1)
         assert ("where no schedule fits" in words(figure)) is hatched
@@ -236,7 +237,7 @@ def test_cells_hold_the_shortest_that_fits() -> None:
 
 
 def test_map_says_step_and_gain_and_what_limits() -> None:
-    figure = laid_out(lambda: sweep_map_figure(over_both(11 * GIB)))
+    figure = figure_of(lambda: sweep_map_figure(over_both(11 * GIB)))
     found = words(figure)
     (facet,) = facets_of(over_both(11 * GIB).points)
     cells = cells_of(facet)
@@ -247,7 +248,7 @@ def test_map_says_step_and_gain_and_what_limits() -> None:
 
 
 def test_where_nothing_fits_there_is_no_number() -> None:
-    figure = laid_out(lambda: sweep_map_figure(over_both(9 * GIB)))
+    figure = figure_of(lambda: sweep_map_figure(over_both(9 * GIB)))
     assert "where no schedule fits" in words(figure)
     assert not any("\n" in text for text in words(figure))
 
@@ -270,7 +271,7 @@ def test_settings_become_facets_and_warm_ups_lines() -> None:
         "m = 16  ·  HBM limit 8.00 GiB",
     ]
     assert [s.label for s in series_of(facets[0])] == ["1f1b", "geopipe +1,0", "geopipe +2,0"]
-    assert len(laid_out(lambda: sweep_lines_figure(sweep_of(points))).axes) == 4
+    assert len(figure_of(lambda: sweep_lines_figure(sweep_of(points))).axes) == 4
 
 
 def test_depths_chosen_for_each_link_are_one_line() -> None:
@@ -283,7 +284,7 @@ def test_what_could_not_be_replayed_is_counted() -> None:
     points = [replace(p, step_ns=None, feasible=None) if p.schedule == "gpipe" else p for p in over_both().points]
     text = f"{len(points) // 3} of {len(points)} points could not be replayed"
     for figure in (sweep_lines_figure, sweep_map_figure):
-        drawn = laid_out(lambda figure=figure: figure(sweep_of(points)))  # type: ignore[misc]
+        drawn = figure_of(lambda figure=figure: figure(sweep_of(points)))  # type: ignore[misc]
         assert any(text in line for line in words(drawn))
 
 
@@ -308,10 +309,10 @@ def test_pictures_say_whose_transfers_are_issued_otherwise() -> None:
         for name, mode in modes.items()
         for b in BANDWIDTHS
     ]
-    said = " ".join(words(laid_out(lambda: sweep_figure(sweep_of(points)))))
+    said = " ".join(words(figure_of(lambda: sweep_figure(sweep_of(points)))))
     assert "in-order transfers, but 1f1b grouped" in said
     alike = [each for each in points if each.p2p == "in-order"]
-    assert "in-order transfers" in (said := " ".join(words(laid_out(lambda: sweep_figure(sweep_of(alike))))))
+    assert "in-order transfers" in (said := " ".join(words(figure_of(lambda: sweep_figure(sweep_of(alike))))))
     assert ", but" not in said
 
 
@@ -319,8 +320,8 @@ def test_the_legend_says_what_is_in_the_way_and_the_map_what_was_tried() -> None
     """A schedule that fixed links keep above its floor hides no latency that could be named."""
     sweep = over_both()
     knee = bend("1f1b", None, at_latency_ns=4 * MS)
-    said = words(laid_out(lambda: sweep_lines_figure(sweep_of(sweep.points, [knee]))))
+    said = words(figure_of(lambda: sweep_lines_figure(sweep_of(sweep.points, [knee]))))
     assert "1f1b (over 1 % above its floor by links that stay as given)" in said
     assert not any("hides none" in text for text in said)
     tried = ", ".join(dict.fromkeys(point.schedule for point in sweep.points))
-    assert f"Best of {tried} over the link" in words(laid_out(lambda: sweep_map_figure(sweep)))
+    assert f"Best of {tried} over the link" in words(figure_of(lambda: sweep_map_figure(sweep)))
