@@ -71,12 +71,22 @@ def test_every_example_answers_on_a_sample(example: Example) -> None:
     assert not derived(SAMPLES / "h100-1f1b").query(example.query).is_empty()
 
 
+@cache
+def _beside_itself() -> Catalog:
+    sample = derived(SAMPLES / "h100-1f1b")
+    return Catalog({"a": sample, "b": sample})
+
+
+@cache
+def _beside_another() -> Catalog:
+    return Catalog({"h100_1f1b": derived(SAMPLES / "h100-1f1b"), "npu": derived(SAMPLES / "ascend-1f1b")})
+
+
 # Each example groups by other columns.
 @spread("example", examples("several"), 1, ids=lambda one: one.question)
 def test_every_example_of_several_tells_them_apart(example: Example) -> None:
     """The sample beside itself: every figure of the one is that of the other."""
-    sample = derived(SAMPLES / "h100-1f1b")
-    found = Catalog({"a": sample, "b": sample}).query(example.query)
+    found = _beside_itself().query(example.query)
     if "run" not in found.columns:
         assert found["apart_ms"].to_list() == [0] * len(found)
         assert all(pair.split(", ")[0][2:] == pair.split(", ")[1][2:] for pair in found["ms"])
@@ -95,7 +105,7 @@ def test_there_are_ten_examples_and_the_cookbook_has_them() -> None:
 def test_ranks_of_several_runs_are_several_in_the_interval_macros() -> None:
     """One Run beside itself has twice the intervals of the one, none united with or hidden by those of the other."""
     sample = derived(SAMPLES / "h100-1f1b")
-    both = Catalog({"a": sample, "b": sample})
+    both = _beside_itself()
     spans = "SELECT {}, start_ns, start_ns + duration_ns AS end_ns FROM ops"
     for call in ("interval_union(spans)", "interval_gaps(spans)", "interval_overlap(spans, spans)"):
         of_one = sample.query(f"WITH spans AS ({spans.format('rank')}) FROM {call}")
@@ -280,7 +290,7 @@ def test_queries_over_several_runs_reach_nothing_else(
     query: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    catalog = Catalog({"h100_1f1b": derived(SAMPLES / "h100-1f1b"), "npu": derived(SAMPLES / "ascend-1f1b")})
+    catalog = _beside_another()
     with pytest.raises(BadQuery):
         catalog.query(query)
     assert list(tmp_path.iterdir()) == []

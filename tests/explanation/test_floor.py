@@ -86,7 +86,7 @@ def contended(measured: Pipeline, ratio: float) -> Pipeline:
 times = st.integers(100, 3000)
 
 
-@drawn(40)
+@drawn(40, first=5)
 @given(
     forwards=st.lists(st.lists(times, min_size=6, max_size=6), min_size=4, max_size=4),
     backwards=st.lists(times, min_size=4, max_size=4),

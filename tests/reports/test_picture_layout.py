@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from tracetool.sweeps import Sweep
     from tracetool.whatif.results import Answer
 
-SIZES = {4: (8, [2, 2]), 16: (32, [2] * 8), 64: (16, [16] * 4)}
+SIZES = {4: (8, [2, 2]), 16: (16, [2] * 8), 64: (16, [16] * 4)}
 """Of pipelines of p ranks: microbatches, and ranks of each DC."""
 
 PHONE_IN = 4.5

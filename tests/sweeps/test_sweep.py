@@ -104,10 +104,11 @@ def test_every_point_is_what_it_is_alone(*, interference: bool) -> None:
         GRID, extra_forwards=(None,), dcs=GRID.dcs if interference else (Topology(APART),), latencies_ns=(9 * MS,)
     )
     if not interference:
+        grid = replace(grid, microbatches=(6,))
         pipe = replace(pipe, stages=pipeline(4, 6, 5 * MS, 11 * MS, payload_bytes=MS, activation_bytes=100).stages)
         pipe = replace(pipe, ranks=tuple(replace(rank, load=None) for rank in pipe.ranks))
     found = sweep(pipe, grid, knees=False)
-    assert len(found.points) == 3 * 2 * 2 * 2 * 2 * len(grid.dcs)
+    assert len(found.points) == 3 * len(grid.microbatches) * 2 * 2 * 2 * len(grid.dcs)
     for point in some(found.points[::5], 5):
         assert point == alone(pipe, point, choose=point.schedule == "geopipe")
     assert {point.feasible for point in found.points} == {True, False}

@@ -119,7 +119,7 @@ def test_the_gain_is_a_share_of_the_whole_step() -> None:
 def test_every_boundary_gets_forwards_until_the_delay_is_hidden() -> None:
     """Three regions of 3, 3 and 2 equal stages: ceil(2c / (f+b)) per boundary reach (m+p-1)(f+b) + 4c."""
     p, c = 8, 4000
-    m = 24
+    m = 16
     pipe = pipeline(p, m, F, B, p2p="posted-ahead")
     result = only(answer(found(pipe), ["geopipe"], scenario(places([3, 3, 2], latency_ns=c))))
     floor = (m + p - 1) * CYCLE + 4 * c
