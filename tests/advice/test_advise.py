@@ -296,7 +296,7 @@ def test_what_more_memory_buys_is_what_is_advised_where_there_is_so_much(c: int,
 def test_on_the_sample_an_activation_more_buys_what_is_advised_with_it(gib: float) -> None:
     over = Topology(parse_dc_map("0-1,2-3"), parse_link("dc0-dc1=25Gbit/s,10ms"))
     limited = Scenario(topology=over, hbm_bytes=int(gib * 2**30))
-    names = ("1f1b", "zb-h1", "gpipe", "geopipe")
+    names = ("1f1b", "zb-h1", "geopipe")
     one = gain(advise(_sample(), limited, names), "HBM + 1 activation")
     there = advise(_sample(), one.more.scenario, names)
     assert there.best is not None

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from helpers.recorded import ROOT, SAMPLES, data
+from helpers.small_pipeline import Job, write
 from helpers.thorough import spread
 
 from tracetool.cli import cli, run
@@ -78,10 +79,7 @@ def test_info_says_what_is_missing_for_what(case: str, capsys: pytest.CaptureFix
 
 
 def test_a_dry_run_only_looks(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    folder = tmp_path / "traces"
-    folder.mkdir()
-    for path in Path(SMALL).glob("rank*"):
-        shutil.copy(path, folder)
+    folder = write(tmp_path / "traces", Job(p=2))
     (folder / "notes.txt").write_text("hello", encoding="utf-8")
     (folder / "empty.txt").write_bytes(b"")
     assert run(["ingest", str(folder), "--dry-run", "--json"]) == 0

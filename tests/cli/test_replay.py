@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import jsonschema
 import pytest
 from helpers.recorded import ROOT, SAMPLES, data
+from helpers.small_pipeline import Job, write
 
 from tracetool.cli import run
 
@@ -86,7 +87,7 @@ def test_geopipe_takes_the_depth_that_the_memory_allows(
 def test_raw_traces_are_ingested_once_and_the_run_is_reused(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TRACETOOL_CACHE", str(tmp_path / "cache"))
-        small = ROOT / "tests" / "data" / "ckpt_reentrant"
+        small = write(tmp_path / "small", Job(p=2))
         first = _report(capsys, str(small))
         (cached,) = (tmp_path / "cache").iterdir()
         written = cached.stat().st_mtime_ns
