@@ -222,6 +222,9 @@ def test_the_other_commands_fit_too(
         assert lines[0].strip(), text
 
 
+OTHER_DEVICE = "NVIDIA H100 80GB HBM3 against NVIDIA H200"
+
+
 # That a step of another order is compared as a whole first is tried on reports by default (tests/comparison); here the
 # recordings are read for it, three of them.
 @pytest.mark.thorough
@@ -239,7 +242,11 @@ def test_what_the_step_does_comes_before_what_parts_of_it_do(
     assert lines[0].startswith("step_ns ")
     assert max(len(line) for line in lines if not line.startswith("Next: ")) <= 60
     run(["compare", one, elsewhere])
-    assert capsys.readouterr().out.count("the sides did other work") == 1
+    text = " ".join(capsys.readouterr().out.split())
+    assert text.startswith(
+        f"the sides did other work: {OTHER_DEVICE}; 4 against 2 stages (and 1 difference more); step_ns"
+    )
+    assert text.count("the sides did other work") == 2, "in short, and all of it below"
 
 
 def test_lists_are_whole_where_nothing_says_how_wide_the_other_end_is(

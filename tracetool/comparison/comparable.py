@@ -30,6 +30,8 @@ if TYPE_CHECKING:
     from tracetool.model.action import ActionKind
     from tracetool.model.pipeline import RankProfile
 
+_MOST_SAID = 2
+"""Differences of work told in the first sentence; the note has all, with what follows from them."""
 _OF_STAGES = frozenset(("action_ns", "transfer_ns", "payload_bytes", "activation_bytes"))
 
 
@@ -79,7 +81,8 @@ def comparable(base: Side, new: Side) -> tuple[Side, Side, Notices, list[str]]:
             f"each rank stands against that of the same place, by whose number in {format_ranges(first.global_ranks)} "
             "it goes",
         )
-    why = "; ".join([*_devices(base, new), *differences(*works)])
+    differ = [*_devices(base, new), *differences(*works)]
+    why = "; ".join(differ)
     if works[0].stages != works[1].stages:
         base, new = (_without(side, lambda key: key.metric in _OF_STAGES) for side in (base, new))
         why += "; a stage of one is none of the other's: actions and messages are not compared"
@@ -92,7 +95,9 @@ def comparable(base: Side, new: Side) -> tuple[Side, Side, Notices, list[str]]:
     if why:
         notes.add(NoticeCode.OTHER_WORK, f"the sides did other work: {why}")
     if not works[0].is_as_large(works[1]):
-        apart.append(f"the sides did other work: {why}")
+        more = len(differ) - _MOST_SAID
+        among = f" (and {format_count(more, 'difference')} more)" if more > 0 else ""
+        apart.append(f"the sides did other work: {'; '.join(differ[:_MOST_SAID])}{among}")
     return base, new, notes, apart
 
 

@@ -55,9 +55,14 @@ def render_text(done: Comparison, _facts: CallFacts, width: int | None = None, *
         for amount, words in causes:
             lines += wrap(f"  {amount:>{amounts}}  {words}", width or terminal_width(), " " * (amounts + 6))
     checks = [f"  {check.limit.text}: {check.outcome}: {check.detail}" for check in done.checks]
-    failures = [f"  {failure}" for failure in done.failures if not done.checks]
-    tail = [*checks, *failures, *(["  informational: this would fail"] if done.level == "would fail" else [])]
-    notes = [note for note in done.notes if str(note) not in done.failures]
+    # The first line says why the sides are not held against each other.
+    failures = [failure for failure in done.failures if not done.checks and failure not in done.apart[:1]]
+    tail = [
+        *checks,
+        *(f"  {failure}" for failure in failures),
+        *(["  informational: this would fail"] if done.level == "would fail" else []),
+    ]
+    notes = [note for note in done.notes if str(note) not in failures]
     notes.sort(key=lambda note: note.code not in (NoticeCode.RANK_SLOW_ELSEWHERE, NoticeCode.RANK_SLOW_MOVED))
     tail += map(Note, notes if verbose else notes[:1])
     if not verbose:
