@@ -38,6 +38,8 @@ if os.access(IN_MEMORY, os.W_OK):
         os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(IN_MEMORY))
 
 LEFT = pytest.StashKey[int]()
+SELDOM = (1_000_000, 1000, 1000)
+"""Thresholds of Python's collector between modules of tests."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -82,12 +84,6 @@ def _walks_trees(item: pytest.Item) -> bool:
     return any(getattr(value, "__module__", None) == parsed.__name__ for value in names.values())
 
 
-def pytest_sessionfinish() -> None:
-    """Pytest looks twice for what was never closed, through all that workers still hold: once is enough."""
-    gc.collect()
-    gc.freeze()
-
-
 @pytest.hookimpl(optionalhook=True)
 def pytest_testnodedown(node: Any) -> None:
     """What a worker left, every other one left too."""
@@ -106,7 +102,18 @@ def pytest_collection_finish() -> None:
     """Imports and tests stay: to look through them for garbage again and again took a seventh of all time."""
     gc.collect()
     gc.freeze()
-    gc.set_threshold(50_000, 20, 20)
+    gc.set_threshold(*SELDOM)
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
+    """What a module leaves is looked through once, also for what was never closed, and then stays.
+
+    Workers keep what was worked out once for all: to look through it again and again took a twentieth of their time.
+    """
+    if nextitem is None or nextitem.path != item.path:
+        gc.collect()
+        gc.freeze()
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -127,6 +134,7 @@ def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 def _read_and_reconstruct_once(_own_cache: None) -> Iterator[None]:
     """Commands run in this process and mostly on the same recordings: each is read and reconstructed once."""
     with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(import_module("tracetool.tables"), "RARELY", SELDOM)
         for room in ("tracetool.reconstruction", "tracetool.ingestion.runs", "tracetool.stragglers.measured"):
             patch.setattr(import_module(room), "reconstruct", reconstruct_once)
         patch.setattr(import_module("tracetool.ingestion"), "write_run", write_once)
