@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tracetool.comparison.attribution import EVERYTHING, ORDER, Part, attribute
+from tracetool.comparison.awaited import Awaited, CollectiveKey, awaited_changes
 from tracetool.comparison.causes import causes_of
 from tracetool.comparison.comparable import Sides
 from tracetool.comparison.values import whole_contributions
@@ -20,6 +21,7 @@ from tracetool.model.timeline import measure
 from tracetool.replays import replay
 
 if TYPE_CHECKING:
+    from tracetool.comparison.awaited import AwaitedBy
     from tracetool.model.pipeline import Pipeline
 
 times = st.lists(st.lists(st.integers(1, 50), min_size=4, max_size=4), min_size=3, max_size=3)
@@ -33,11 +35,20 @@ sides = st.builds(
 )  # fmt: skip
 
 
-@given(sides, sides)
+REDUCED = CollectiveKey("allreduce", (0, 1))
+waits = st.dictionaries(
+    st.sampled_from([(0, "F"), (1, "F"), (2, "B")]),
+    st.integers(0, 20).map(lambda ns: {REDUCED: Awaited(ns, 1.0, (0, 1))}),
+)
+
+
+@given(sides, sides, waits, waits)
 @drawn(40, first=4)
-def test_contributions_sum_to_the_change_exactly(base: Pipeline, new: Pipeline) -> None:
+def test_contributions_sum_to_the_change_exactly(
+    base: Pipeline, new: Pipeline, base_awaited: AwaitedBy, new_awaited: AwaitedBy
+) -> None:
     """Of times, sizes and ratios alike; with the rest they sum to whatever was observed. Replayed here once more."""
-    found = attribute(base, new)
+    found = attribute(base, new, None, awaited_changes(base_awaited, new_awaited))
     replayed = [measure(replay(each, each.observed, Scenario(interference=False)).timeline) for each in (base, new)]
     assert {"step_ns", "window_ns", "bubble_ratio", "peak_hbm_bytes", "peak_hbm_bytes/rank1"} <= set(found)
     for name in ("step_ns", "window_ns", "compute_ns"):
@@ -45,7 +56,7 @@ def test_contributions_sum_to_the_change_exactly(base: Pipeline, new: Pipeline) 
     for name, of in found.items():
         assert sum(of.contributions.values()) == of.new - of.base
         observed = of.new - of.base + Fraction(7)
-        causes = causes_of(Sides(base, new, {}, {}, {}, {}), of, observed)
+        causes = causes_of(Sides(base, new, {}, {}, base_awaited, new_awaited), of, observed)
         assert sum(cause.value for cause in causes) == observed
         assert (causes[-1].kind, int(causes[-1].value)) == ("not replayed", 7)
         if not name.endswith("ratio"):
@@ -62,6 +73,17 @@ def test_on_a_chain_each_part_contributes_what_it_grew_by() -> None:
         Part("compute", 0, "F"): 1, Part("compute", 1, "F"): 2, Part("compute", 0, "B"): 3, Part("compute", 1, "B"): 4,
         Part("link", 0, "F"): 5, Part("link", 1, "B"): 11, Part("tail", rank=0): 2, Part("tail", rank=1): 0,
         Part("link", 0, "B"): 0, Part("link", 1, "F"): 0,
+    }  # fmt: skip
+
+
+def test_on_a_chain_collectives_contribute_what_they_grew_by_and_computes_the_rest() -> None:
+    """Forwards of both stages take 1 and 2 ns more: of the first 3 ns more are a collective's, of the second 6 less."""
+    base = synthetic.pipeline(2, 1, [[10], [20]], [[30], [40]], p2p="in-order")
+    new = synthetic.pipeline(2, 1, [[11], [22]], [[30], [40]], p2p="in-order")
+    changes = {(0, "F"): {REDUCED: 3}, (1, "F"): {REDUCED: -6}}
+    assert attribute(base, new, None, changes)["step_ns"].contributions == {
+        Part("compute", 0, "F"): -2, Part("collective", 0, "F", which=REDUCED): 3,
+        Part("compute", 1, "F"): 8, Part("collective", 1, "F", which=REDUCED): -6,
     }  # fmt: skip
 
 

@@ -11,6 +11,7 @@ from fractions import Fraction
 from typing import TYPE_CHECKING, Literal
 
 from tracetool.comparison.attribution import attribute
+from tracetool.comparison.awaited import awaited_changes
 from tracetool.comparison.causes import ChangeCause, causes_of, subject
 from tracetool.comparison.comparable import (
     are_of_same_steps,
@@ -330,9 +331,10 @@ def _causes(
     changes = {line.key.text: line.change for line in lines}
     causes: dict[str, tuple[ChangeCause, ...]] = {}
     notes = Notices()
+    awaited = awaited_changes(sides.base_awaited, sides.new_awaited)
     try:
         for schedule, asked in [("", None), *replayed.items()]:
-            for name, attribution in attribute(sides.base, sides.new, asked).items():
+            for name, attribution in attribute(sides.base, sides.new, asked, awaited).items():
                 key = f"{name}/{schedule}" if schedule else name
                 change = changes.get(key)
                 if key in changes or not schedule:

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import TYPE_CHECKING, Literal, TypeVar
 
+from tracetool.comparison.awaited import CollectiveKey
 from tracetool.comparison.replayed import ReplayedOrder
 from tracetool.errors import TraceToolError
 from tracetool.model.action import ActionKind
@@ -27,10 +28,14 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from collections.abc import Set as AbstractSet
 
+    from tracetool.comparison.awaited import AwaitedChanges
     from tracetool.model.pipeline import Pipeline, RankProfile, StageProfile
 
 T = TypeVar("T")
-PartKind = Literal["compute", "link", "tail", "memory", "order", "everything"]
+PartKind = Literal["compute", "collective", "link", "tail", "memory", "order", "everything"]
+
+
+_NONE = CollectiveKey()
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -38,26 +43,36 @@ class Part:
     """A part of a pipeline that replay takes from one side or the other.
 
     Attributes:
-        kind: ``compute`` (durations of a stage and kind), ``link`` (messages that leave a stage in one direction),
+        kind: ``compute`` (durations of a stage and kind, but for what they wait for collectives where that is known),
+            ``collective`` (that), ``link`` (messages that leave a stage in one direction),
             ``tail`` (after a rank's last compute), ``memory`` (of a rank: static, or of its stage: what actions
             hold), ``order`` (order, p2p mode, microbatches), or ``everything`` where sides have no parts in common.
-        stage: Stage of compute, link and a stage's memory, else -1.
+        stage: Stage of compute, collective, link and a stage's memory, else -1.
         action: Kind of action or message, else empty.
         rank: Pipeline rank of tail and static memory, else -1.
+        which: The collective.
     """
 
     kind: PartKind
     stage: int = -1
     action: str = ""
     rank: int = -1
+    which: CollectiveKey = _NONE
 
 
 ORDER = Part("order")
 EVERYTHING = Part("everything")
 
 
-def parts_of(base: Pipeline, new: Pipeline) -> list[Part]:
-    """The parts in which two pipelines differ, in a fixed order; what is the same in both changes nothing."""
+def parts_of(base: Pipeline, new: Pipeline, awaited: AwaitedChanges | None = None) -> list[Part]:
+    """The parts in which two pipelines differ, in a fixed order; what is the same in both changes nothing.
+
+    Args:
+        base: One of them.
+        new: The other.
+        awaited: By how much what its actions wait for is known to have changed.
+    """
+    awaited = awaited or {}
     if base.observed.shape.ranks != new.observed.shape.ranks or len(base.stages) != len(new.stages):
         return [EVERYTHING]
     parts = [ORDER] if _order(base) != _order(new) or _own_kinds(base, new) else []
@@ -66,6 +81,12 @@ def parts_of(base: Pipeline, new: Pipeline) -> list[Part]:
             Part("compute", before.stage, kind.value)
             for kind in sorted(before.costs.keys() & after.costs.keys())
             if [c.duration_ns for c in before.costs[kind]] != [c.duration_ns for c in after.costs[kind]]
+            or awaited.get((before.stage, kind.value))
+        ]
+        parts += [
+            Part("collective", before.stage, kind.value, which=which)
+            for kind in sorted(before.costs.keys() & after.costs.keys())
+            for which in awaited.get((before.stage, kind.value), ())
         ]
         parts += [
             Part("link", before.stage, kind.value)
@@ -90,13 +111,13 @@ def holds_memory(base: Pipeline, new: Pipeline, part: Part) -> bool:
     return part.kind in {"memory", "order", "everything"}
 
 
-def mixed(base: Pipeline, new: Pipeline, taken: AbstractSet[Part]) -> Pipeline:
-    """The base with some parts as the new side has them."""
+def mixed(base: Pipeline, new: Pipeline, taken: AbstractSet[Part], awaited: AwaitedChanges | None = None) -> Pipeline:
+    """The base with some parts as the new side has them; ``awaited`` as ``parts_of`` has it."""
     if EVERYTHING in taken:
         return new
     source = new if ORDER in taken else base
     stages = [
-        _stage(before, after, source.stages[before.stage], taken)
+        _stage(before, after, source.stages[before.stage], taken, awaited or {})
         for before, after in zip(base.stages, new.stages, strict=True)
     ]
     ranks = [
@@ -106,17 +127,30 @@ def mixed(base: Pipeline, new: Pipeline, taken: AbstractSet[Part]) -> Pipeline:
     return replace(source, stages=tuple(stages), ranks=tuple(ranks))
 
 
-def _stage(before: StageProfile, after: StageProfile, ordered: StageProfile, taken: AbstractSet[Part]) -> StageProfile:
+def _stage(
+    before: StageProfile,
+    after: StageProfile,
+    ordered: StageProfile,
+    taken: AbstractSet[Part],
+    awaited: AwaitedChanges,
+) -> StageProfile:
     memory = after if Part("memory", before.stage) in taken else before
     costs = {}
     for kind in ordered.costs:
         if kind not in before.costs or kind not in after.costs:
             costs[kind] = ordered.costs[kind]
             continue
-        times = after if Part("compute", before.stage, kind.value) in taken else before
+        is_new = Part("compute", before.stage, kind.value) in taken
+        times = after if is_new else before
+        # What collectives changed goes with them.
+        apart_ns = sum(
+            -ns if is_new else ns
+            for which, ns in awaited.get((before.stage, kind.value), {}).items()
+            if (Part("collective", before.stage, kind.value, which=which) in taken) != is_new
+        )
         # One side may have more microbatches: what it alone has goes with the order.
         most = len(ordered.costs[kind])
-        durations = _to_length([c.duration_ns for c in times.costs[kind]], most)
+        durations = _to_length([max(0, c.duration_ns + apart_ns) for c in times.costs[kind]], most)
         held = _to_length([(c.held_bytes, c.peak_bytes) for c in memory.costs[kind]], most)
         costs[kind] = tuple(ActionCost(ns, *sizes) for ns, sizes in zip(durations, held, strict=True))
     forward, backward = (after if Part("link", before.stage, kind) in taken else before for kind in "FB")
@@ -187,24 +221,27 @@ class Attribution:
     contributions: Mapping[Part, Fraction]
 
 
-def attribute(base: Pipeline, new: Pipeline, asked: ReplayedOrder | None = None) -> dict[str, Attribution]:
+def attribute(
+    base: Pipeline, new: Pipeline, asked: ReplayedOrder | None = None, awaited: AwaitedChanges | None = None
+) -> dict[str, Attribution]:
     """Take the change of each metric of the step apart, and of each rank's peak; what a side does not have is left out.
 
     Args:
         base: Typical step of the base.
         new: Typical step of the new side.
         asked: What to replay, for its times alone; by default each side's own order.
+        awaited: By how much what its actions wait for is known to have changed.
 
     Raises:
         TraceToolError: If a side cannot be replayed.
     """
-    parts, times = parts_of(base, new), _Times(asked)
+    parts, times = parts_of(base, new, awaited), _Times(asked)
     try:
-        forward, backward = _steps(base, new, parts, times), _steps(base, new, parts[::-1], times)
+        forward, backward = (_steps(base, new, order, times, awaited) for order in (parts, parts[::-1]))
     except TraceToolError:
         # Parts of one side that the other's order cannot run.
         parts = [EVERYTHING]
-        forward = backward = _steps(base, new, parts, times)
+        forward = backward = _steps(base, new, parts, times, awaited)
     by_line = {}
     for name in forward[0]:
         if any(name not in values for values in (*forward, *backward)):
@@ -217,14 +254,16 @@ def attribute(base: Pipeline, new: Pipeline, asked: ReplayedOrder | None = None)
     return by_line
 
 
-def _steps(base: Pipeline, new: Pipeline, parts: Sequence[Part], times: _Times) -> list[_Values]:
+def _steps(
+    base: Pipeline, new: Pipeline, parts: Sequence[Part], times: _Times, awaited: AwaitedChanges | None
+) -> list[_Values]:
     """The metrics of the base, then with each part of the new side more."""
     taken: set[Part] = set()
     peaks = {} if times.asked else _peaks(base)
     series = [times.of(base) | peaks]
     for part in parts:
         taken.add(part)
-        pipeline = mixed(base, new, taken)
+        pipeline = mixed(base, new, taken, awaited)
         peaks = _peaks(pipeline) if not times.asked and holds_memory(base, new, part) else peaks
         series.append(times.of(pipeline) | peaks)
     return series

@@ -1,6 +1,6 @@
 """Collectives that actions wait for, as a cause: tensor, context and expert parallel ranks meet inside actions.
 
-Their time is part of the actions', and no compute: where it is what changed, it is named instead.
+Their time is part of the actions', and no compute: what of a change is theirs is taken apart from it.
 """
 
 from __future__ import annotations
@@ -13,15 +13,9 @@ from msgspec import UNSET
 from tracetool.units import format_count, format_duration, format_ranks
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-    from collections.abc import Set as AbstractSet
+    from collections.abc import Sequence
 
     from tracetool.ingestion.recording import CollectiveRecord, Recording
-
-_EXPLAINS = 0.5
-"""Collectives are why actions changed if they did by that share of it."""
-_WORTH_TELLING = 0.1
-"""They are told of from that share on."""
 
 Action = tuple[int, str]
 """Stage and kind."""
@@ -49,28 +43,14 @@ class CollectiveKey(NamedTuple):
         apart: Ranks of its group, counted from the first.
     """
 
-    operation: str
-    apart: tuple[int, ...]
-
-
-class AwaitedChange(NamedTuple):
-    """A collective for which actions changed.
-
-    Attributes:
-        name: Which one.
-        detail: Its time in actions, before and now.
-        may_wait: Whether that may hold waits for ranks that were not recorded.
-        is_cause: Whether such collectives are most of the change.
-    """
-
-    name: str
-    detail: str
-    may_wait: bool
-    is_cause: bool
+    operation: str = ""
+    apart: tuple[int, ...] = ()
 
 
 AwaitedBy = dict[Action, dict[CollectiveKey, Awaited]]
 """Per stage and kind, what its actions wait for; actions are left out of which that was not looked at."""
+AwaitedChanges = dict[Action, dict[CollectiveKey, int]]
+"""Per stage and kind, by how much what its actions wait for changed, in ns."""
 
 
 def awaited_by(recordings: Sequence[Recording]) -> AwaitedBy:
@@ -104,51 +84,39 @@ def _averaged(of_steps: Sequence[Sequence[CollectiveRecord]]) -> dict[Collective
     }
 
 
-def awaited_change(
-    base: AwaitedBy, new: AwaitedBy, changes_ns: Mapping[Action, float], recorded: AbstractSet[int]
-) -> AwaitedChange | None:
-    """The collective for which actions changed most; None if that is little of it, or not known.
+def awaited_changes(base: AwaitedBy, new: AwaitedBy) -> AwaitedChanges:
+    """How much longer an action waits for each collective, where both sides tell; what did not change is left out.
 
     Args:
-        base: What they waited for.
-        new: What they wait for.
-        changes_ns: By stage and kind, how much longer its actions take on average.
-        recorded: Global ranks of the new side whose traces tell when they came to a collective.
+        base: What its actions wait for.
+        new: What those of the new side wait for.
     """
-    if not all(action in side for action in changes_ns for side in (base, new)):
-        return None
-    total_ns = sum(changes_ns.values())
-    each: dict[CollectiveKey, dict[Action, tuple[Awaited, Awaited]]] = defaultdict(dict)
-    for action in changes_ns:
-        for which in sorted(base[action].keys() | new[action].keys()):
-            each[which][action] = base[action].get(which, _NONE), new[action].get(which, _NONE)
-    rises = {which: sum(after.ns - before.ns for before, after in uses.values()) for which, uses in each.items()}
-    alike = {which: ns for which, ns in rises.items() if ns * total_ns > 0}
-    share = sum(alike.values()) / total_ns if total_ns else 0.0
-    if share < _WORTH_TELLING:
-        return None
-    first = max(alike, key=lambda which: abs(alike[which]))
-    ranks = next(after.group_ranks or before.group_ranks for before, after in each[first].values())
-    words = [f"in each {stage}{kind} {_words(*uses)}" for (stage, kind), uses in each[first].items()]
-    return AwaitedChange(
-        name=f"{first.operation}{_members(ranks)}",
-        detail=", ".join(words),
-        may_wait=not recorded >= set(ranks),
-        is_cause=share >= _EXPLAINS,
-    )
+    changes: AwaitedChanges = {}
+    for action in base.keys() & new.keys():
+        before, after = base[action], new[action]
+        rises = {
+            which: round(after.get(which, NOTHING).ns - before.get(which, NOTHING).ns)
+            for which in sorted(before.keys() | after.keys())
+        }
+        changes[action] = {which: ns for which, ns in rises.items() if ns}
+    return changes
 
 
-_NONE = Awaited(0.0, 0.0, ())
+NOTHING = Awaited(0.0, 0.0, ())
+"""What is awaited of a collective that actions do not have."""
 _MOST_LISTED = 8
 
 
-def _members(ranks: Sequence[int]) -> str:
+def collective_name(which: CollectiveKey, ranks: Sequence[int]) -> str:
+    """A collective with the ranks of its group, as far as they can be listed."""
     if not ranks:
-        return ""
-    return f" of {format_ranks(ranks) if len(ranks) <= _MOST_LISTED else format_count(len(ranks), 'rank')}"
+        return which.operation
+    members = format_ranks(ranks) if len(ranks) <= _MOST_LISTED else format_count(len(ranks), "rank")
+    return f"{which.operation} of {members}"
 
 
-def _words(before: Awaited, after: Awaited) -> str:
+def from_to(before: Awaited, after: Awaited) -> str:
+    """What an action waited, and waits."""
     more = f" ({before.number:g} → {after.number:g} of them)" if before.number != after.number else ""
     return f"{format_duration(before.ns)} → {format_duration(after.ns)}{more}"
 

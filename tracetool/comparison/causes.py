@@ -8,7 +8,7 @@ from statistics import fmean, median
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from tracetool.comparison.attribution import EVERYTHING, ORDER, Part
-from tracetool.comparison.awaited import awaited_change, ranks_recorded
+from tracetool.comparison.awaited import NOTHING, collective_name, from_to, ranks_recorded
 from tracetool.comparison.job import changed_ranks, unrecorded_ranks
 from tracetool.model.action import ActionKind
 from tracetool.schedules.names import recognise
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from tracetool.comparison.attribution import Attribution
-    from tracetool.comparison.awaited import AwaitedChange
+    from tracetool.comparison.awaited import CollectiveKey
     from tracetool.comparison.comparable import Sides
     from tracetool.comparison.job import ChangedRanks
     from tracetool.comparison.values import Key
@@ -100,13 +100,13 @@ _PLACES = ("memory", "tail", "everything", "link", "order", "rank", "stage", "co
 
 
 def _groups(sides: Sides, parts: Sequence[Part]) -> Iterable[tuple[Part, ...]]:
-    """Parts that changed together: computes of a rank that wait for one collective, or all of them; both directions."""
+    """Parts that changed together: what a rank waits for a collective, its computes, both directions of a link."""
     base, new, left = sides.base, sides.new, list(parts)
     shape = base.observed.shape
     if EVERYTHING not in left:
         for rank in range(shape.ranks):
-            for group in (*_awaiting(sides, rank, left), _slow_rank(base, new, rank, left)):
-                if group and set(group) <= set(left):
+            for group in (*_awaiting(shape.stages_of(rank), left), _slow_rank(sides, rank, left)):
+                if group:
                     yield group
                     left = [part for part in left if part not in group]
         for stage in range(shape.stages - 1):
@@ -118,34 +118,43 @@ def _groups(sides: Sides, parts: Sequence[Part]) -> Iterable[tuple[Part, ...]]:
         yield (part,)
 
 
-def _awaiting(sides: Sides, rank: int, left: Sequence[Part]) -> list[tuple[Part, ...]]:
-    """The computes of a rank by the collective for which they changed."""
-    stages = sides.base.observed.shape.stages_of(rank)
-    groups: dict[str, tuple[Part, ...]] = {}
+def _awaiting(rank_stages: Sequence[int], left: Sequence[Part]) -> list[tuple[Part, ...]]:
+    """What the actions of a rank wait for, by collective."""
+    groups: dict[CollectiveKey, tuple[Part, ...]] = {}
     for part in left:
-        if part.kind == "compute" and part.stage in stages:
-            change = _awaited(sides, (part,))
-            if change is not None and change.is_cause:
-                groups[change.name] = (*groups.get(change.name, ()), part)
+        if part.kind == "collective" and part.stage in rank_stages:
+            groups[part.which] = (*groups.get(part.which, ()), part)
     return list(groups.values())
 
 
-def _slow_rank(base: Pipeline, new: Pipeline, rank: int, left: Sequence[Part]) -> tuple[Part, ...]:
+def _slow_rank(sides: Sides, rank: int, left: Sequence[Part]) -> tuple[Part, ...]:
     """The computes of a rank, if all kinds of all its stages changed alike."""
+    base = sides.base
     stages = base.observed.shape.stages_of(rank)
     parts = tuple(part for part in left if part.kind == "compute" and part.stage in stages)
     kinds = sum(len(base.stages[stage].costs) for stage in stages)
     if len(parts) < max(2, kinds):
         return ()
-    ratios = [_ratio(base.stages[part.stage], new.stages[part.stage], part.action) - 1 for part in parts]
+    ratios = [_change_ratio(sides, part) for part in parts]
     same_sign = min(ratios) > _LEAST_RATIO or max(ratios) < -_LEAST_RATIO
     sizes = sorted(abs(ratio) for ratio in ratios)
     return parts if same_sign and sizes[-1] <= _ALIKE * sizes[0] else ()
 
 
-def _ratio(before: StageProfile, after: StageProfile, action: str) -> float:
-    old, now = before.median_ns(ActionKind(action)), after.median_ns(ActionKind(action))
-    return now / old if old and now is not None else 1.0
+def _change_ratio(sides: Sides, part: Part) -> float:
+    """By how much the middle action changed, but for what it waits for collectives."""
+    waits = _waits_ns(sides, part)
+    old, now = (side.stages[part.stage].median_ns(ActionKind(part.action)) for side in (sides.base, sides.new))
+    if not old or now is None or old <= waits[0]:
+        return 0.0
+    return (now - waits[1]) / (old - waits[0]) - 1
+
+
+def _waits_ns(sides: Sides, part: Part) -> tuple[float, float]:
+    """What an action waits for collectives on each side, where both tell; else none is taken out."""
+    of_sides = [side.get((part.stage, part.action)) for side in (sides.base_awaited, sides.new_awaited)]
+    before, after = (0.0 if None in of_sides else sum(one.ns for one in (side or {}).values()) for side in of_sides)
+    return before, after
 
 
 def _alike_links(base: Pipeline, new: Pipeline, stage: int) -> bool:
@@ -168,6 +177,8 @@ def _change_words(sides: Sides, group: tuple[Part, ...]) -> _Words:
         return _Words(kind, kind if part == ORDER else "another pipeline", _order_words(base, new))
     if part.kind == "link":
         return _link_words(base, new, group)
+    if part.kind == "collective":
+        return _collective_words(sides, group)
     if part.kind == "memory":
         return _memory_words(base, new, part)
     if part.kind == "tail":
@@ -186,12 +197,8 @@ def _change_words(sides: Sides, group: tuple[Part, ...]) -> _Words:
 
 def _compute_words(sides: Sides, group: tuple[Part, ...]) -> _Words:
     base, new, part = sides.base, sides.new, group[0]
-    awaited = _awaited(sides, group)
-    if awaited is not None and awaited.is_cause:
-        return _collective_words(group, awaited)
     beside, is_cause = _beside_words(sides, group)
-    beside += "" if awaited is None else f"; {awaited.name} {awaited.detail}"
-    ratios = {p: _ratio(base.stages[p.stage], new.stages[p.stage], p.action) - 1 for p in group}
+    ratios = {p: _change_ratio(sides, p) for p in group}
     position = base.observed.shape.rank_of(part.stage)
     changed = changed_ranks(sides.base_recordings, sides.new_recordings, position, fmean(ratios.values()))
     if len(group) > 1:
@@ -200,31 +207,33 @@ def _compute_words(sides: Sides, group: tuple[Part, ...]) -> _Words:
         return _Words(kind, name, f"all its computes: {each}{beside}{more}", () if changed is None else changed.ranks)
     before_stage, after_stage = base.stages[part.stage], new.stages[part.stage]
     action = ActionKind(part.action)
-    detail = "mean " + _from_to(_mean_ns(before_stage, action), _mean_ns(after_stage, action))
+    waits = _waits_ns(sides, part)
+    means = (_mean_ns(before_stage, action) - waits[0], _mean_ns(after_stage, action) - waits[1])
+    detail = f"mean{' without collectives' if any(waits) else ''} {_from_to(*means)}"
     name = f"stage {part.stage} {part.action}" + (" beside communication" if is_cause else "")
     ranks = changed.ranks if changed is not None and abs(ratios[part]) > _LEAST_RATIO else ()
     whose = f", {_listed(ranks, changed)}" if changed is not None and ranks else ""
     if changed is not None and not changed.ranks and changed.unrecorded_peers:
         whose = ", or waits for a peer that was not recorded"
+    elif changed is not None and not changed.ranks and abs(ratios[part]) > _LEAST_RATIO:
+        name += " (not its kernels: gaps between them, or waits for other ranks)"
     return _Words("stage", name, detail + _microbatches(before_stage, after_stage, action) + whose + beside, ranks)
 
 
-def _awaited(sides: Sides, group: tuple[Part, ...]) -> AwaitedChange | None:
-    """The collective that actions wait for longer, or less, as far as they changed so."""
-    before, after = (_means_ns(side, group) for side in (sides.base, sides.new))
-    changes = {action: ns - before[action] for action, ns in after.items()}
-    return awaited_change(sides.base_awaited, sides.new_awaited, changes, ranks_recorded(sides.new_recordings))
-
-
-def _means_ns(side: Pipeline, group: tuple[Part, ...]) -> dict[tuple[int, str], float]:
-    return {(p.stage, p.action): _mean_ns(side.stages[p.stage], ActionKind(p.action)) for p in group}
-
-
-def _collective_words(group: tuple[Part, ...], change: AwaitedChange) -> _Words:
-    name = f"{change.name} in {_stages_named(sorted({part.stage for part in group}))}"
+def _collective_words(sides: Sides, group: tuple[Part, ...]) -> _Words:
+    uses = {
+        part: tuple(
+            side[part.stage, part.action].get(part.which, NOTHING) for side in (sides.base_awaited, sides.new_awaited)
+        )
+        for part in group
+    }
+    ranks = next(use.group_ranks for before, after in uses.values() for use in (after, before) if use.number)
+    name = f"{collective_name(group[0].which, ranks)} in {_stages_named(sorted({part.stage for part in group}))}"
     name += f" {group[0].action}" if len(group) == 1 else ""
-    name += ", or waits there for ranks that were not recorded" if change.may_wait else ""
-    return _Words("collective", name, change.detail)
+    if not ranks_recorded(sides.new_recordings) >= set(ranks):
+        name += ", or waits there for ranks that were not recorded"
+    each = ", ".join(f"in each {p.stage}{p.action} {from_to(before, after)}" for p, (before, after) in uses.items())
+    return _Words("collective", name, each)
 
 
 def _stages_named(stages: Sequence[int]) -> str:
@@ -269,7 +278,7 @@ def _beside_words(sides: Sides, group: tuple[Part, ...]) -> tuple[str, bool]:
     for part in group:
         before, after = (shares.get((part.stage, part.action)) for shares in (sides.base_beside, sides.new_beside))
         if before is not None and after is not None and abs(after - before) >= _BESIDE:
-            slower = _ratio(sides.base.stages[part.stage], sides.new.stages[part.stage], part.action) - 1
+            slower = _change_ratio(sides, part)
             changes.append((f"{part.stage}{part.action} {before:.0%} → {after:.0%}", slower * (after - before) > 0))
     if not changes:
         return "", False
