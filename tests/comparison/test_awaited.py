@@ -12,10 +12,14 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from helpers.made_job import MadeJob, simulate
 from helpers.recorded import made
+from msgspec import UNSET
 from msgspec.structs import replace as changed
 
 from tracetool.comparison.asked import compare
+from tracetool.comparison.attribution import attribute
 from tracetool.comparison.awaited import awaited_by
+from tracetool.comparison.causes import causes_of
+from tracetool.comparison.comparable import Sides, typical
 from tracetool.ingestion.recording import recording_of
 from tracetool.units import format_duration
 
@@ -107,6 +111,41 @@ def test_who_waits_in_an_action_for_another_rank_is_not_said_to_compute_longer()
     done = compare(made(base), made(replace(base, slow={3: 1.2, 4: 1.5})))
     (waiting,) = [cause for cause in done.causes["step_ns"] if cause.name.startswith("stage 0 B")]
     assert waiting.name == "stage 0 B (not its kernels: gaps between them, or waits for other ranks)"
+
+
+def longer(recording: Recording, kind: str, kernels_ratio: float) -> Recording:
+    """The same, all actions of a kind a tenth longer and the mean kernel of each rank by some share."""
+    assert recording.job is not UNSET
+    steps = [
+        changed(
+            step,
+            actions={
+                name: changed(action, duration_ns=[ns * 11 // 10 for ns in action.duration_ns])
+                if kind in name
+                else action
+                for name, action in step.actions.items()
+            },
+        )
+        for step in recording.steps
+    ]
+    stages = [
+        changed(stage, kernel_ns=[None if ns is None else ns * (1 + kernels_ratio) for ns in stage.kernel_ns])
+        for stage in recording.job.stages
+    ]
+    return changed(recording, steps=steps, job=changed(recording.job, stages=stages))
+
+
+@pytest.mark.parametrize(("kernels_ratio", "are_not_kernels"), [(0.0, True), (0.1 / 3, False)])
+def test_kernels_of_one_kind_move_the_mean_of_all_by_their_share(
+    *, kernels_ratio: float, are_not_kernels: bool
+) -> None:
+    """Forwards are a third of a rank's kernels: a tenth more of them is 3.3 % more of all."""
+    job = made(replace(EVEN, tp=1, dp=2))
+    before = recording_of(job)
+    after = longer(before, "F", kernels_ratio)
+    sides = Sides(typical([before]), typical([after]), {}, {}, {}, {}, [before], [after])
+    named = causes_of(sides, attribute(sides.base, sides.new)["step_ns"], None)
+    assert {"not its kernels" in cause.name for cause in named} == {are_not_kernels}
 
 
 def without(recording: Recording) -> Recording:

@@ -29,6 +29,8 @@ _ALIKE = 2.0
 """Kinds of action slow down alike if the most slowed one does so by no more than so many times the least slowed."""
 _LEAST_RATIO = 0.01
 """A rank counts as slower if all its kinds are by that much, or all ranks after their last backwards."""
+_LITTLE = 0.25
+"""Kernels are not what changed if they did by less than that share of what they had to."""
 _AS_WELL = 0.5
 """What ranks do after their last backwards changed on all of them if on each by that share of what one's did."""
 _BESIDE = 0.1
@@ -135,26 +137,10 @@ def _slow_rank(sides: Sides, rank: int, left: Sequence[Part]) -> tuple[Part, ...
     kinds = sum(len(base.stages[stage].costs) for stage in stages)
     if len(parts) < max(2, kinds):
         return ()
-    ratios = [_change_ratio(sides, part) for part in parts]
+    ratios = [sides.change_ratio(part.stage, part.action) for part in parts]
     same_sign = min(ratios) > _LEAST_RATIO or max(ratios) < -_LEAST_RATIO
     sizes = sorted(abs(ratio) for ratio in ratios)
     return parts if same_sign and sizes[-1] <= _ALIKE * sizes[0] else ()
-
-
-def _change_ratio(sides: Sides, part: Part) -> float:
-    """By how much the middle action changed, but for what it waits for collectives."""
-    waits = _waits_ns(sides, part)
-    old, now = (side.stages[part.stage].median_ns(ActionKind(part.action)) for side in (sides.base, sides.new))
-    if not old or now is None or old <= waits[0]:
-        return 0.0
-    return (now - waits[1]) / (old - waits[0]) - 1
-
-
-def _waits_ns(sides: Sides, part: Part) -> tuple[float, float]:
-    """What an action waits for collectives on each side, where both tell; else none is taken out."""
-    of_sides = [side.get((part.stage, part.action)) for side in (sides.base_awaited, sides.new_awaited)]
-    before, after = (0.0 if None in of_sides else sum(one.ns for one in (side or {}).values()) for side in of_sides)
-    return before, after
 
 
 def _alike_links(base: Pipeline, new: Pipeline, stage: int) -> bool:
@@ -198,7 +184,7 @@ def _change_words(sides: Sides, group: tuple[Part, ...]) -> _Words:
 def _compute_words(sides: Sides, group: tuple[Part, ...]) -> _Words:
     base, new, part = sides.base, sides.new, group[0]
     beside, is_cause = _beside_words(sides, group)
-    ratios = {p: _change_ratio(sides, p) for p in group}
+    ratios = {p: sides.change_ratio(p.stage, p.action) for p in group}
     position = base.observed.shape.rank_of(part.stage)
     changed = changed_ranks(sides.base_recordings, sides.new_recordings, position, fmean(ratios.values()))
     if len(group) > 1:
@@ -207,7 +193,7 @@ def _compute_words(sides: Sides, group: tuple[Part, ...]) -> _Words:
         return _Words(kind, name, f"all its computes: {each}{beside}{more}", () if changed is None else changed.ranks)
     before_stage, after_stage = base.stages[part.stage], new.stages[part.stage]
     action = ActionKind(part.action)
-    waits = _waits_ns(sides, part)
+    waits = sides.waits_ns(part.stage, part.action)
     means = (_mean_ns(before_stage, action) - waits[0], _mean_ns(after_stage, action) - waits[1])
     detail = f"mean{' without collectives' if any(waits) else ''} {_from_to(*means)}"
     name = f"stage {part.stage} {part.action}" + (" beside communication" if is_cause else "")
@@ -215,9 +201,20 @@ def _compute_words(sides: Sides, group: tuple[Part, ...]) -> _Words:
     whose = f", {_listed(ranks, changed)}" if changed is not None and ranks else ""
     if changed is not None and not changed.ranks and changed.unrecorded_peers:
         whose = ", or waits for a peer that was not recorded"
-    elif changed is not None and not changed.ranks and abs(ratios[part]) > _LEAST_RATIO:
+    elif (
+        changed is not None
+        and abs(ratios[part]) > _LEAST_RATIO
+        and abs(changed.kernels_ratio) < _LITTLE * abs(_due_ratio(sides, position))
+    ):
         name += " (not its kernels: gaps between them, or waits for other ranks)"
     return _Words("stage", name, detail + _microbatches(before_stage, after_stage, action) + whose + beside, ranks)
+
+
+def _due_ratio(sides: Sides, position: int) -> float:
+    """By how much all kernels of a pipeline rank would have changed, had its actions changed by their kernels."""
+    stages = [sides.base.stages[stage] for stage in sides.base.observed.shape.stages_of(position)]
+    times = {(stage.stage, kind.value): _mean_ns(stage, kind) for stage in stages for kind in stage.costs}
+    return sum(sides.change_ratio(*action) * ns for action, ns in times.items()) / (sum(times.values()) or 1.0)
 
 
 def _collective_words(sides: Sides, group: tuple[Part, ...]) -> _Words:
@@ -278,7 +275,7 @@ def _beside_words(sides: Sides, group: tuple[Part, ...]) -> tuple[str, bool]:
     for part in group:
         before, after = (shares.get((part.stage, part.action)) for shares in (sides.base_beside, sides.new_beside))
         if before is not None and after is not None and abs(after - before) >= _BESIDE:
-            slower = _change_ratio(sides, part)
+            slower = sides.change_ratio(part.stage, part.action)
             changes.append((f"{part.stage}{part.action} {before:.0%} → {after:.0%}", slower * (after - before) > 0))
     if not changes:
         return "", False

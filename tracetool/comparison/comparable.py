@@ -17,6 +17,7 @@ from tracetool.comparison.reported import differing
 from tracetool.comparison.sides import differences, work_of
 from tracetool.comparison.values import Key, Values
 from tracetool.ingestion.recording import pipeline_of
+from tracetool.model.action import ActionKind
 from tracetool.model.notice import Notice, NoticeCode, Notices, SubjectKind
 from tracetool.model.pipeline import ActionCost, Pipeline, StageProfile, TailPart
 from tracetool.units import format_count, format_ranges
@@ -27,7 +28,6 @@ if TYPE_CHECKING:
     from tracetool.comparison.awaited import AwaitedBy
     from tracetool.comparison.sides import ReportedReplay, Side
     from tracetool.ingestion.recording import Recording
-    from tracetool.model.action import ActionKind
     from tracetool.model.pipeline import RankProfile
 
 _MOST_SAID = 2
@@ -264,6 +264,20 @@ class Sides(NamedTuple):
     new_awaited: AwaitedBy
     base_recordings: Sequence[Recording] = ()
     new_recordings: Sequence[Recording] = ()
+
+    def waits_ns(self, stage: int, action: str) -> tuple[float, float]:
+        """What an action waits for collectives on each side, where both tell; else none is taken out."""
+        of_sides = [side.get((stage, action)) for side in (self.base_awaited, self.new_awaited)]
+        before, after = (0.0 if None in of_sides else sum(one.ns for one in (side or {}).values()) for side in of_sides)
+        return before, after
+
+    def change_ratio(self, stage: int, action: str) -> float:
+        """By how much the middle action changed, but for what it waits for collectives."""
+        waits = self.waits_ns(stage, action)
+        old, now = (side.stages[stage].median_ns(ActionKind(action)) for side in (self.base, self.new))
+        if not old or now is None or old <= waits[0]:
+            return 0.0
+        return (now - waits[1]) / (old - waits[0]) - 1
 
 
 def typical_sides(base: Side, new: Side) -> Sides:

@@ -221,6 +221,7 @@ class ChangedRanks(NamedTuple):
         holders: How many there are.
         most: One of several that changed most, and stands out; None if none does.
         unrecorded_peers: Whether one that the compared rank meets inside actions was not recorded.
+        kernels_ratio: By how much the kernels changed of the compared rank and those that it meets inside actions.
     """
 
     ranks: tuple[int, ...]
@@ -228,6 +229,7 @@ class ChangedRanks(NamedTuple):
     holders: int
     most: int | None
     unrecorded_peers: bool
+    kernels_ratio: float
 
     @property
     def are_all(self) -> bool:
@@ -275,6 +277,7 @@ def changed_ranks(
         holders=len(stages[1].ranks),
         most=_most(changed),
         unrecorded_peers=any(rank in stages[1].unrecorded for rank in peers[1]),
+        kernels_ratio=change,
     )
 
 
