@@ -183,7 +183,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     distributed = pytest.importorskip("distributed")
     cache = str(tmp_path_factory.mktemp("cache-of-workers"))
     with distributed.LocalCluster(
-        n_workers=2 if is_asked() else 1, threads_per_worker=1, processes=True, dashboard_address=None,
+        n_workers=2 if is_asked() else 1, threads_per_worker=1, processes=True, dashboard_address="127.0.0.1:0",
         host="127.0.0.1", protocol="tcp", env={"TRACETOOL_CACHE": cache},
     ) as made:  # fmt: skip
         yield made
@@ -287,7 +287,9 @@ def test_a_cluster_without_workers_is_told(monkeypatch: pytest.MonkeyPatch) -> N
     distributed = pytest.importorskip("distributed")
     monkeypatch.setattr(executors, "_PATIENCE_SECONDS", 0.2)
     with (
-        distributed.LocalCluster(n_workers=0, dashboard_address=None, host="127.0.0.1", protocol="tcp") as empty,
+        distributed.LocalCluster(
+            n_workers=0, dashboard_address="127.0.0.1:0", host="127.0.0.1", protocol="tcp"
+        ) as empty,
         pytest.raises(IngestError, match="has no workers, 1 of 1 pieces of work are left"),
     ):
         executors.on_cluster(work_on, [Deadly("rank 0: read")], [1], Silent(), _address(empty))
