@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from msgspec import UNSET
 
-from tracetool.units import format_count, format_duration, format_ranks
+from tracetool.units import format_count, format_duration, format_ranks, format_size
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
     from tracetool.ingestion.recording import CollectiveRecord, Recording
 
@@ -28,11 +28,13 @@ class Awaited(NamedTuple):
         ns: Time of these collectives.
         number: How many they are.
         group_ranks: Ranks of their group.
+        payload_bytes: Bytes of each, where they are alike and known.
     """
 
-    ns: float
-    number: float
-    group_ranks: tuple[int, ...]
+    ns: float = 0.0
+    number: float = 0.0
+    group_ranks: tuple[int, ...] = ()
+    payload_bytes: int | None = None
 
 
 class CollectiveKey(NamedTuple):
@@ -79,6 +81,7 @@ def _averaged(of_steps: Sequence[Sequence[CollectiveRecord]]) -> dict[Collective
             sum(one.own_ns * one.count for one in ones) / steps,
             sum(one.count for one in ones) / steps,
             tuple(ones[-1].group_ranks),
+            ones[-1].payload_bytes if len({one.payload_bytes for one in ones}) == 1 else None,
         )
         for which, ones in uses.items()
     }
@@ -102,7 +105,7 @@ def awaited_changes(base: AwaitedBy, new: AwaitedBy) -> AwaitedChanges:
     return changes
 
 
-NOTHING = Awaited(0.0, 0.0, ())
+NOTHING = Awaited()
 """What is awaited of a collective that actions do not have."""
 _MOST_LISTED = 8
 
@@ -117,15 +120,26 @@ def collective_name(which: CollectiveKey, ranks: Sequence[int]) -> str:
 
 def from_to(before: Awaited, after: Awaited) -> str:
     """What an action waited, and waits."""
-    more = f" ({before.number:g} → {after.number:g} of them)" if before.number != after.number else ""
-    return f"{format_duration(before.ns)} → {format_duration(after.ns)}{more}"
+    sizes = [one.payload_bytes for one in (before, after)]
+    more = [
+        *([f"{before.number:g} → {after.number:g} of them"] if before.number != after.number else []),
+        *([" → ".join(format_size(size) for size in sizes if size)] if all(sizes) and len(set(sizes)) > 1 else []),
+    ]
+    return f"{format_duration(before.ns)} → {format_duration(after.ns)}" + (f" ({', '.join(more)})" if more else "")
 
 
-def ranks_recorded(recordings: Sequence[Recording]) -> frozenset[int]:
-    """Global ranks that all of several recordings have."""
-    each = []
-    for one in recordings:
-        stages = [] if one.job is UNSET else one.job.stages
-        others = {rank for stage in stages for rank in stage.ranks if rank not in stage.unrecorded}
-        each.append({*one.global_ranks, *others})
-    return frozenset(set.intersection(*each)) if each else frozenset()
+def are_recorded(uses: Iterable[Awaited], recordings: Iterable[Recording]) -> bool:
+    """Whether all ranks that meet in collectives were recorded: else their times may hold waits for others.
+
+    Args:
+        uses: The collectives.
+        recordings: Those that tell of them.
+    """
+    members = {rank for use in uses for rank in use.group_ranks}
+    return all(members <= _recorded(recording) for recording in recordings)
+
+
+def _recorded(recording: Recording) -> set[int]:
+    stages = [] if recording.job is UNSET else recording.job.stages
+    others = {rank for stage in stages for rank in stage.ranks if rank not in stage.unrecorded}
+    return {*recording.global_ranks, *others}

@@ -8,7 +8,7 @@ from statistics import fmean, median
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from tracetool.comparison.attribution import EVERYTHING, ORDER, Part
-from tracetool.comparison.awaited import NOTHING, collective_name, from_to, ranks_recorded
+from tracetool.comparison.awaited import NOTHING, are_recorded, collective_name, from_to
 from tracetool.comparison.job import changed_ranks, unrecorded_ranks
 from tracetool.model.action import ActionKind
 from tracetool.schedules.names import recognise
@@ -173,9 +173,10 @@ def _change_words(sides: Sides, group: tuple[Part, ...]) -> _Words:
         changes = [there - here for here, there in zip(*tails, strict=True)]
         name = f"after the last backward on {_rank_name(base, new, part.rank)}"
         is_change = abs(after - before) > _LEAST_RATIO * before
+        unrecorded = unrecorded_ranks((*sides.base_recordings, *sides.new_recordings), part.rank)
         if is_change and all(change / (after - before) >= _AS_WELL for change in changes):
-            name += ", as on all ranks"
-        if unrecorded_ranks((*sides.base_recordings, *sides.new_recordings), part.rank):
+            name += f", as on all ranks{' that were recorded' if unrecorded else ''}"
+        if unrecorded:
             name += ", or waits there for ranks that were not recorded"
         return _Words("tail", name, _from_to(before, after))
     return _compute_words(sides, group)
@@ -218,19 +219,17 @@ def _due_ratio(sides: Sides, position: int) -> float:
 
 
 def _collective_words(sides: Sides, group: tuple[Part, ...]) -> _Words:
-    uses = {
-        part: tuple(
-            side[part.stage, part.action].get(part.which, NOTHING) for side in (sides.base_awaited, sides.new_awaited)
-        )
-        for part in group
-    }
-    ranks = next(use.group_ranks for before, after in uses.values() for use in (after, before) if use.number)
+    before, after = (
+        [awaited[part.stage, part.action].get(part.which, NOTHING) for part in group]
+        for awaited in (sides.base_awaited, sides.new_awaited)
+    )
+    ranks = next(use.group_ranks for use in (*after, *before) if use.number)
     name = f"{collective_name(group[0].which, ranks)} in {_stages_named(sorted({part.stage for part in group}))}"
     name += f" {group[0].action}" if len(group) == 1 else ""
-    if not ranks_recorded(sides.new_recordings) >= set(ranks):
+    if not (are_recorded(before, sides.base_recordings) and are_recorded(after, sides.new_recordings)):
         name += ", or waits there for ranks that were not recorded"
-    each = ", ".join(f"in each {p.stage}{p.action} {from_to(before, after)}" for p, (before, after) in uses.items())
-    return _Words("collective", name, each)
+    each = [f"in each {p.stage}{p.action} {from_to(*uses)}" for p, *uses in zip(group, before, after, strict=True)]
+    return _Words("collective", name, ", ".join(each))
 
 
 def _stages_named(stages: Sequence[int]) -> str:

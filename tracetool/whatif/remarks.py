@@ -165,19 +165,25 @@ class ResultRemarks(Sequence[Notice]):
         return hash(self._all)
 
 
+def order_of_untuned(pipeline: Pipeline, done: Replayed) -> str | None:
+    """The schedule whose order a tuned one has where it was given nothing, and only its transfers are others."""
+    extra = done.schedule.extra_forwards
+    if not extra or any(extra) or done.p2p == pipeline.p2p:
+        return None
+    tuning = tuning_of(done.schedule.name)
+    return None if tuning is None else tuning.untuned
+
+
 def _transfer_remarks(pipeline: Pipeline, done: Replayed, shortest_ns: int, scenario: Scenario) -> list[Notice]:
     """What of a result comes from how its transfers are issued."""
     remarks = Notices()
     schedule = done.schedule
-    if schedule.extra_forwards and not any(schedule.extra_forwards) and done.p2p != pipeline.p2p:
-        tuning = tuning_of(schedule.name)
-        if tuning is not None:
-            plain = tuning.untuned
-            remarks.add(
-                NoticeCode.ORDER_OF_UNTUNED,
-                f"this is {plain.upper()}'s order: what differs from {plain} comes from how transfers are issued",
-                subject=SubjectKind.SCHEDULE(plain),
-            )
+    if (plain := order_of_untuned(pipeline, done)) is not None:
+        remarks.add(
+            NoticeCode.ORDER_OF_UNTUNED,
+            f"this is {plain.upper()}'s order: what differs from {plain} comes from how transfers are issued",
+            subject=SubjectKind.SCHEDULE(plain),
+        )
     if pipeline.hosts_wait and pipeline.p2p == "grouped" != done.p2p:
         remarks.add(
             NoticeCode.HOSTS_RUN_AHEAD,

@@ -18,6 +18,7 @@ from tracetool.whatif.best import UNPROVEN_MARK, UNPROVEN_TEXT, is_as_good, noth
 from tracetool.whatif.depth import RELEVANT_RATIO
 from tracetool.whatif.job import setting_text
 from tracetool.whatif.memory_limit import is_near_the_limit
+from tracetool.whatif.remarks import order_of_untuned
 from tracetool.whatif.wording import sharing_lines, way_text
 
 if TYPE_CHECKING:
@@ -158,15 +159,15 @@ def _baseline_named(answer: Answer) -> str:
     return named(base) + (f" with {base.p2p} transfers" if base.p2p != answer.pipeline.p2p else "")
 
 
-def _best_named(best: Result) -> str:
-    """The best within a sentence: of a schedule that is tuned, what is another one's order but for its transfers."""
-    plain = [n.subject.name for n in best.remarks if n.code is NoticeCode.ORDER_OF_UNTUNED and n.subject is not None]
-    return named(best) + "".join(f" ({name}'s order with {best.p2p} transfers)" for name in plain)
+def _best_named(answer: Answer, best: Result) -> str:
+    """The best within a sentence; where it is another schedule's order but for its transfers, with that."""
+    plain = order_of_untuned(answer.pipeline, best.replayed)
+    return named(best) + ("" if plain is None else f" ({plain}'s order with {best.p2p} transfers)")
 
 
 def _headline(answer: Answer, best: Result) -> str:
     base = answer.baseline
-    name, known, error = _best_named(best), best.seen_error_ratio, answer.step_change_error(best)
+    name, known, error = _best_named(answer, best), best.seen_error_ratio, answer.step_change_error(best)
     step = format_duration(best.metrics.step_ns)
     step += " a step (error unknown)" if known is None else f" ±{format_error(known)} a step"
     if best.feasible is None:
