@@ -10,6 +10,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from helpers.comparing import said
 from helpers.made_job import MadeJob, simulate
 from helpers.recorded import made
 from msgspec import UNSET
@@ -86,6 +87,17 @@ def test_of_several_changes_each_gets_its_own(base: MadeJob, changes: dict[str, 
     sums = totals(base, all_at_once)
     for what, alone in changes.items():
         assert sums[what] == simulate(replace(base, **alone)).step_ns[0] - before
+
+
+def test_no_cause_is_folded_by_itself(capsys: pytest.CaptureFixture[str]) -> None:
+    """Four causes and what is not replayed: as many lines as three of them and that there is one more."""
+    job = replace(EVEN, cp=2)
+    sides = [made(each).path for each in (job, replace(job, tensor_ns=400_000, context_ns=450_000))]
+    # One step of each side tells nothing for certain, and fails nothing.
+    text = " ".join(said(capsys, 0, *sides, "--allow-inconclusive")[0].split())
+    assert "smaller cause" not in text
+    assert [f"{operation} of ranks" in text for operation in ("allreduce", "allgather")] == [True, True]
+    assert all(f"in stage {stage}: in each" in text for stage in (0, 1))
 
 
 def test_a_slow_rank_is_named_beside_slower_collectives() -> None:

@@ -101,6 +101,8 @@ def _cause_rows(done: Comparison, metric: str, most: int) -> list[tuple[str, str
     unit = _unit(done, metric)
     *causes, rest = done.causes[metric]
     causes = [cause for cause in causes if cause.value]
+    # A single other one takes no more room than that there is one.
+    most += len(causes) == most + 1
     # Another order is something to know of, however little it gives.
     shown = [cause for at, cause in enumerate(causes) if at < most or cause.kind == "order"]
     rows = [(signed(unit, cause.value), f"{cause.name}: {cause.detail}") for cause in shown]
